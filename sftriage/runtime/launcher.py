@@ -41,7 +41,8 @@ class Launcher:
     job continues.
 
     Attributes:
-        last_signal: the last of INT, TERM, HUP and QUIT that the job got; ``sigterm_s`` is when its first SIGTERM came.
+        last_signal: the last of INT, TERM, HUP and QUIT that the job got; ``sigterm_s`` is when its first SIGTERM came,
+            and ``signalled_s`` when the first of them all did, since the epoch.
         ended: set once the job has ended, and ``status`` as a shell gives it (128 + a signal).
         hurried: Ctrl-C has come since the job ended: wait no longer.
     """
@@ -52,6 +53,7 @@ class Launcher:
         self._early: list[int] = []
         self.last_signal: int | None = None
         self.sigterm_s: float | None = None
+        self.signalled_s: float | None = None
         self.ended = threading.Event()
         self.status: int | None = None
         self._ended_s = float("inf")
@@ -69,6 +71,11 @@ class Launcher:
     def pid(self) -> int:
         assert self._process is not None, "nothing has been started"
         return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status of the command, negative for a signal; None while it runs."""
+        return None if self._process is None else self._process.returncode
 
     def start(self, command: tuple[str, ...], environment: Mapping[str, str], output: int | None = None) -> None:
         """Start the job, with ``environment`` added to ours. It gets the signals received so far.
@@ -144,6 +151,7 @@ class Launcher:
             return
         if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             self.last_signal = signum
+            self.signalled_s = self.signalled_s or time.time()
         if signum == signal.SIGTERM and self.sigterm_s is None:
             self.sigterm_s = time.monotonic()
         with contextlib.suppress(ProcessLookupError, PermissionError):

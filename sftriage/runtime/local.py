@@ -35,6 +35,7 @@ from sftriage.runs.directory import (
 from sftriage.runs.liveness import launcher_of, note_launcher
 from sftriage.runtime.carrying import FOLDER, under_seams
 from sftriage.runtime.copies import KEEP_ALL, Keeping
+from sftriage.runtime.ends import JobEnds
 from sftriage.runtime.first_step import FirstStep
 from sftriage.runtime.launcher import Launcher, Triaged, supervise
 from sftriage.runtime.nsys_launch import ELASTIC_MODULES, NsysLaunch, place_in, remove_place, wrapped
@@ -98,6 +99,7 @@ class WatchedRun:
         files.do = Disk().do
         self._sinks = sinks(directory, info)
         self._ended_at = ""
+        self._ends = JobEnds(self._rings)
 
     def _watch(self, fleet: Fleet, *, resume: bool, reads_s: float = SHOW_S) -> None:
         about = self.directory, self._info, self.files, fleet, self._sinks
@@ -107,8 +109,8 @@ class WatchedRun:
         note_steps(self._rings, self.directory.steps)
         self._watch(ThisHost(self.directory, self._info, self._nsys, self._disk.do), resume=resume)
 
-    def _finish(self) -> None:
-        self._triage.finish()
+    def _finish(self, launcher: Launcher | None = None) -> None:
+        self._triage.finish(partial(self._ends.broken, launcher))
         self._ended_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._disk.do(self._note_end, "run.json")
 
@@ -122,6 +124,7 @@ class WatchedRun:
 
     def close(self) -> None:
         self._triage.close()
+        self._ends.close()
         if not self._disk.hangs:
             # (there may be room for it now)
             with contextlib.suppress(SftriageError):
@@ -204,7 +207,7 @@ class LocalRun(WatchedRun):
             self._triage.start()
             about = self._rings, self._environment, shape_of(self.files.current.detection), say, note
             FirstStep(*about, auto=bool(self._auto)).follow(launcher)
-            self._finish()
+            self._finish(launcher)
         finally:
             # (if triage could not begin, the trainers' rings stay as long as they run)
             launcher.ended.wait()

@@ -10,7 +10,7 @@ import socket
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import islice
@@ -26,7 +26,7 @@ from sftriage.controller.agents import Corroboration, DesiredCaptures, Fleet, Re
 from sftriage.controller.controller import Controller, shape_of
 from sftriage.errors import SftriageError
 from sftriage.model.captures import ENDED, CaptureResult, Decision, ManualRequest, Report, Reproduced
-from sftriage.model.events import DiskRecovered, JobObserved, Resumed, RingGivenUp, TakenOver
+from sftriage.model.events import DiskRecovered, JobBroken, JobObserved, Resumed, RingGivenUp, TakenOver
 from sftriage.model.windows import JobStatus, Window
 from sftriage.policy.captures import in_the_same_steps
 from sftriage.policy.in_force import PolicyFiles, PolicySet
@@ -128,12 +128,16 @@ class Triage:
         self._stream.start()
         self._loop.start()
 
-    def finish(self) -> None:
-        """The job is over: take its last steps, and captures that its trainers still write."""
+    def finish(self, broken: Callable[[], Iterable[JobBroken]] = tuple) -> None:
+        """The job is over: take its last steps, and captures that its trainers still write.
+
+        ``broken`` finds out which rank went first, if the job ended early.
+        """
         if not self._halt():
             return
         self._ended = True
         self.turn()
+        self._failures.run("finding out which rank went first", lambda: [*map(self._controller.record, broken())])
         deadline_s = time.monotonic() + self._share_s()
         while self._captures.unended and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
