@@ -208,3 +208,4 @@ class JobOutput:
                 self._uploads.finish(self.say, show, left_s)
         if self._indexing is not None:
             self._indexing.finish(self.say, left_s)
+        self._reporter.end()

@@ -43,6 +43,7 @@ class LineSink(Sink):
         self._printed = RecentLines()
         self._of_hangs: set[str] = set()
         self._deferred, self._paused_s = "", -math.inf
+        self._broken: list[str] = []
         self.windows = self.captures = 0
         self.hang = ""
 
@@ -61,6 +62,8 @@ class LineSink(Sink):
                 # (a job may pause every few steps to evaluate: once a minute is enough)
                 self._paused_s = event.time_s
                 self.say(event_sentence(event))
+            case events.JobBroken():
+                self._broken.append(event_sentence(event))
             case events.TakenOver():
                 self.windows, self.captures = self.windows + event.windows, self.captures + event.captures
             case events.CauseFound() if event.capture_id in self._of_hangs:
@@ -97,6 +100,11 @@ class LineSink(Sink):
     def finish(self) -> None:
         if self._deferred:
             self.say(self._deferred)
+
+    def end(self) -> None:
+        """Print which rank went first, if the job ended early: the last line of a job."""
+        while self._broken:
+            self.say(self._broken.pop(0))
 
     @abstractmethod
     def say(self, text: str) -> None:
