@@ -30,15 +30,13 @@ from torch.utils.data import DataLoader, Dataset
 
 WIDTH, BATCH = 64, 8
 EPOCHS, STEPS, AT = 2, 60, 40
-PAUSE_S = 40.0
-"""How long a healthy pause lasts."""
 
 
 class Job:
     """What the ways to hang have in common: this rank, its folder, and groups of ranks."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.kind, self.folder = kind, folder
+    def __init__(self, kind: str, folder: Path, pause_s: float) -> None:
+        self.kind, self.folder, self.pause_s = kind, folder, pause_s
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.inbox: queue.Queue[Tensor] = queue.Queue()
         self.ready = threading.Event()
@@ -51,7 +49,7 @@ class Job:
 
 
 def next_shard(job: Job) -> None:
-    job.inbox.get()  # line: second_epoch, two_faults
+    job.inbox.get()  # line: second_epoch, queue_of_two
 
 
 def wait_for_weights(job: Job) -> None:
@@ -128,7 +126,9 @@ def synchronize(job: Job) -> None:
 
 def gather_norms(job: Job) -> None:
     if job.at_fault:
-        dist.all_gather([torch.zeros(4) for _ in range(job.ranks)], torch.ones(4))  # line: auto_collective, two_faults
+        dist.all_gather(
+            [torch.zeros(4) for _ in range(job.ranks)], torch.ones(4)
+        )  # line: auto_collective, gather_of_two
 
 
 def clip(job: Job) -> None:
@@ -149,7 +149,7 @@ def checkpoint(job: Job) -> None:
     """Save for a while on one rank, on slow storage, while the others wait in a barrier."""
     if job.rank == 0:
         with (job.folder / "checkpoint.pt").open("wb") as file:
-            slow: Any = SlowFile(file, PAUSE_S)
+            slow: Any = SlowFile(file, job.pause_s)
             torch.save(nn.Linear(WIDTH, WIDTH).state_dict(), slow)  # line: healthy_checkpoint
     dist.barrier()  # line: healthy_checkpoint
 
@@ -170,7 +170,7 @@ class SlowFile:
 
 
 def evaluate_alone(job: Job) -> None:
-    end_s = time.monotonic() + PAUSE_S
+    end_s = time.monotonic() + job.pause_s
     while job.rank == 0 and time.monotonic() < end_s:
         time.sleep(0.05)  # line: healthy_evaluation
 
@@ -299,7 +299,7 @@ def train(job: Job, way: Way) -> None:
             with recorder.step():
                 with recorder.stage("data"):
                     time.sleep(0.02)
-                    images = next(batches)  # line: worker_lock, worker_sleep, worker_fifo
+                    images = next(batches)
                     act("data", epoch, step)
                 with recorder.stage("forward"):
                     loss = model(images).square().mean()
@@ -391,13 +391,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=KINDS, required=True)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--pause-s", type=float, default=40.0, help="how long a healthy pause lasts")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     way = KINDS[options.kind]
     if options.kind == "crossed_groups":
         GROUPS[:] = [dist.new_group(range(dist.get_world_size())) for _ in range(2)]
-    LOOPS.get(way.where, train)(Job(options.kind, options.folder), way)
+    LOOPS.get(way.where, train)(Job(options.kind, options.folder, options.pause_s), way)
     # Gloo's threads live on: skip the teardown.
     os._exit(0)
 

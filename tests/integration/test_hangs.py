@@ -1,0 +1,62 @@
+"""Real jobs of four ranks that hang in different ways: the first sentence says why, and where."""
+
+import re
+
+import msgspec
+import pytest
+
+from bench.hangs import one_row
+from sftriage.model.hangs import HangEvidence
+from sftriage.traces.store import LocalStore
+from tests.integration.processes import FORKED
+
+STALLED_AFTER_S, PAUSE_S = 3.0, 8.0
+SENTENCE_S = 10.0
+"""On an idle machine it takes less than 5."""
+
+SENTENCES = {
+    "evaluation": r"Rank 2 called all_gather of 1 float in evaluate \(hanging.py:\d+\) where the other 3 ranks called "
+    r"all_reduce of 1 float in evaluate \(hanging.py:\d+\), #\d+ of the default group\.",
+    "crossed_groups": r"Rank 3 waits in all_reduce of 5 floats in other_group \(hanging.py:\d+\), #1 of group .*",
+    "exception_caught": r"Rank 2 .* all_gather of 2 floats in clip \(hanging.py:\d+\).*",
+    "tensor_parallel": r"Ranks? .* all_gather of 8 floats in tensor_parallel \(hanging.py:\d+\).* \(ranks 2 and 3\).*",
+    "lock_in_socket": r"Rank 2 has not reached all_reduce .*: it waits for the lock .*held by thread cache-refresher.*",
+    "worker_lock": r"Rank 2 has not reached .*: it waits for DataLoader worker \d+, which is in .*worker_lock .*",
+    "auto_collective": r"Rank 1 called all_gather of 4 floats in gather_norms \(hanging.py:\d+\) where the other 3 .*",
+}
+
+
+@pytest.mark.parametrize("kind", SENTENCES)
+def test_a_job_that_hangs_has_a_sentence_with_its_kind_ranks_collective_and_line(kind, tmp_path):
+    # GIVEN a job that hangs WHEN it has been still for some seconds THEN there is a sentence soon, and it is right
+    row = one_row(kind, tmp_path / kind, FORKED, STALLED_AFTER_S)
+    assert row.result == "right", row
+    assert re.fullmatch(SENTENCES[kind], row.sentence), row.sentence
+    assert row.sentence_s < SENTENCE_S
+    # AND the evidence is kept, of all ranks, in one capture
+    store = LocalStore(tmp_path / kind / "run")
+    (manifest,) = store.manifests().manifests
+    assert [one.name for one in manifest.artefacts] == ["hang.json"]
+    document = (tmp_path / kind / "run" / "captures" / manifest.capture_id / "hang.json").read_bytes()
+    evidence = msgspec.json.decode(document, type=HangEvidence)
+    assert [rank.rank for rank in evidence.ranks] == [0, 1, 2, 3]
+    assert all(rank.answered for rank in evidence.ranks)
+    assert evidence.hang is not None
+    assert evidence.hang.kind == row.code
+
+
+def test_a_job_whose_rank_aborts_ends_with_the_rank_that_went_first(tmp_path):
+    # GIVEN a rank whose tensor has another type, for which Gloo aborts another one
+    row = one_row("gloo_aborts", tmp_path / "job", FORKED, STALLED_AFTER_S)
+    # THEN the last sentence of the job names that one, and its signal
+    assert row.result == "right", row
+    assert "SIGABRT" in row.sentence
+
+
+@pytest.mark.parametrize("kind", ["healthy", "healthy_checkpoint"])
+def test_a_job_that_only_pauses_is_reported_as_it_is_or_not_at_all(kind, tmp_path):
+    # GIVEN a job that trains, or one that saves on one rank for longer than a stall takes
+    row = one_row(kind, tmp_path / kind, FORKED, STALLED_AFTER_S, PAUSE_S)
+    # THEN nothing false is reported, and nothing at all where there is no pause
+    assert row.result == "right", row
+    assert kind == "healthy_checkpoint" or not row.sentence
