@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import sys
+import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,8 +36,8 @@ FAULT_AFTER_FRACTION = 0.4
 def demo(
     cause: list[str] | None = option(
         "NAME[:RANK]",
-        "Make a rank slow, part-way through, by a cause from real jobs; without RANK, a random rank. "
-        "Repeatable; `list` prints all causes.",
+        "Make a rank slow, or hang (hang-collective, hang-lock, hang-worker), part-way through, by a cause from real "
+        "jobs; without RANK, a random rank. Repeatable; `list` prints all causes.",
         DEFAULT_CAUSE,
     ),
     fault: list[str] | None = option(
@@ -50,10 +52,11 @@ def demo(
     policy: str = option("POLICY", "A policy file, or the name of one that ships with sftriage.", default="default"),
     as_json: bool = option("--json", "Print one JSON object as the last line of stdout."),
 ) -> None:
-    """Train a small Transformer with DDP over Gloo, make one rank slow, and watch sftriage find it.
+    """Train a small Transformer with DDP over Gloo, make one rank slow or hang, and watch sftriage find it.
 
     sftriage does not know the fault: it gets only the stage durations that each rank records. Needs no GPU.
     """
+    from sftriage.demo.hanging import HangEnd, write_policy
     from sftriage.demo.outcome import DemoOutcome
     from sftriage.policy.in_force import find
     from sftriage.runtime.local import LocalRun
@@ -65,16 +68,20 @@ def demo(
     faults = _faults(cause, fault, ranks)
     if find_spec("torch") is None:
         raise UsageError("the demo needs PyTorch; install sftriage[demo], or torch")
-    fault_step = int(steps * FAULT_AFTER_FRACTION)
-    progress = Progress(notices(), steps)
-    local = LocalRun(_command(ranks, steps, faults, fault_step), "demo", [find(policy)], lambda *_: [progress], out=out)
-    trainer_log = local.directory.path / "trainer.log"
-    progress.say(f"Training {steps} steps on {ranks} ranks; run directory {place(local.directory.path)}")
-    with trainer_log.open("wb") as log_file, progress.live("starting the job"):
+    fault_step, hangs = int(steps * FAULT_AFTER_FRACTION), any(fault.cause.hangs for fault in faults)
+    progress, hang_end = Progress(notices(), steps), HangEnd()
+    sinks = [progress, hang_end] if hangs else [progress]
+    with tempfile.TemporaryDirectory(prefix="sftriage-demo-", ignore_cleanup_errors=True) as folder:
+        file = write_policy(find(policy), Path(folder)) if hangs else find(policy)
+        local = LocalRun(_command(ranks, steps, faults, fault_step), "demo", [file], lambda *_: sinks, out=out)
+        trainer_log = local.directory.path / "trainer.log"
+        progress.say(f"Training {steps} steps on {ranks} ranks; run directory {place(local.directory.path)}")
         # (on the loopback interface, Gloo need not resolve the name of this host)
         environment = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"), "OMP_NUM_THREADS": "1"}
-        status = local.execute(environment, output=log_file.fileno())
-    if status:
+        with trainer_log.open("wb") as log_file, progress.live("starting the job"):
+            # (ranks that are ended leave their files here)
+            status = local.execute({**environment, "TMPDIR": folder}, output=log_file.fileno())
+    if status and not hang_end.done:
         tail = trainer_log.read_text(encoding="utf-8", errors="replace")[-8000:]
         notices().print(f"The job failed with exit status {status}:\n{tail}")
         raise typer.Exit(status)
@@ -83,7 +90,7 @@ def demo(
     if as_json:
         print_json(outcome.values())
     else:
-        print_outcome(outcome, results())
+        (print_hang if hangs else print_outcome)(outcome, results())
 
 
 def _faults(causes: list[str] | None, delays: list[str] | None, ranks: int) -> list[Fault]:
@@ -155,9 +162,35 @@ def print_outcome(outcome: DemoOutcome, console: Console) -> None:
         say(f"No capture was started. For the reasons, run: sftriage decisions {run}")
     times = [f"{_PARTS[name]} {milliseconds(s)}" for name, s in outcome.step_time_s.items() if s is not None]
     say(f"Step time   median {', '.join(times)}")
+    for line in _judged(outcome):
+        say(line)
+
+
+def print_hang(outcome: DemoOutcome, console: Console) -> None:
+    """Print the stall, what each rank was doing, and whether the fault was found."""
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True)
+
+    run = f"--run {place(outcome.directory.path)}"
+    console.rule("what happened")
+    if outcome.stall is None:
+        say("No stall was reported. Use more --steps: a hang needs some steps before it to compare with.")
+    else:
+        say(verdict_sentence(outcome.stall))
+    for manifest in outcome.manifests:
+        say(f"Show it     sftriage traces show {manifest.capture_id} {run}")
+    for line in _judged(outcome):
+        say(line)
+    if outcome.hang_cause is not None:
+        say(f"Next step   {outcome.hang_cause.next_step}")
+
+
+def _judged(outcome: DemoOutcome) -> Iterator[str]:
+    """The injected fault, the causes found, and whether they are right."""
     injected = "; ".join(f"{fault} ({fault.cause.says})" for fault in outcome.faults) or "none"
-    say(f"Injected    {injected}")
+    yield f"Injected    {injected}"
     for _, cause in outcome.causes():
-        say(f"Why         {caused(cause)}")
+        yield f"Why         {caused(cause)}"
     if (found := outcome.found) is not None:
-        say(f"Result      {_FOUND[found]}")
+        yield f"Result      {_FOUND[found]}"

@@ -1,4 +1,4 @@
-"""The faults that `sftriage demo` draws and `train` injects: causes from real jobs, and plain delays of one stage."""
+"""The faults that `sftriage demo` draws and `train` injects: causes from real jobs, hangs, and delays of one stage."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ STAGE_NAMES = ", ".join(FAULT_STAGES)
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A way to make one rank slow, and a description of it.
+    """A way to make one rank slow, or to make it hang, and a description of it.
 
-    ``stage`` is slow; "": all stages. ``codes`` are the right causes (`sftriage.traces.manifest.CauseCode`).
-    ``function``, without its class, is at fault; "": no line of the training thread is.
+    ``stage`` is slow; "": all stages. ``codes`` are the right causes (`sftriage.traces.manifest.CauseCode`), or where
+    it ``hangs``, the right kinds (`sftriage.model.hangs.HangKind`). ``function``, without its class, is at fault; "":
+    no line of the training thread is.
     """
 
     stage: str
     codes: tuple[str, ...]
     function: str
     says: str
+    hangs: bool = False
 
 
 CAUSES: Mapping[str, Cause] = {
@@ -37,6 +39,13 @@ CAUSES: Mapping[str, Cause] = {
     "slow-logging": Cause("other", ("disk",), "log_metrics", "it writes metrics to disk, and waits for it"),
     "garbage": Cause("other", ("garbage_collection",), "log_memory", "it collects garbage in every step"),
     "gil-thread": Cause("", ("gil",), "", "another thread computes in Python, and holds the GIL"),
+    "hang-collective": Cause(
+        "other", ("different_collective",), "validate", "in an evaluation it calls another collective", hangs=True
+    ),
+    "hang-lock": Cause("data", ("absent",), "look_up", "two of its threads wait for each other's lock", hangs=True),
+    "hang-worker": Cause(
+        "data", ("absent",), "read_shard", "a worker of its DataLoader waits for a file that never comes", hangs=True
+    ),
 }
 
 

@@ -10,11 +10,14 @@ import numpy as np
 from sftriage.controller.controller import settings_of, shape_of
 from sftriage.controller.replay import verdicts_and_pauses
 from sftriage.demo.faults import Fault
+from sftriage.demo.hanging import HANG_KINDS
 from sftriage.model.captures import CaptureResult
+from sftriage.model.events import CauseFound, WindowJudged
 from sftriage.model.verdicts import Verdict
 from sftriage.policy.schema import Detection
 from sftriage.runs.decisions import decisions_of
 from sftriage.runs.directory import RunDirectory
+from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import RecordedRun, load_recording
 from sftriage.traces.manifest import CauseInfo
 from sftriage.traces.store import LocalStore
@@ -40,6 +43,8 @@ class DemoOutcome:
         judged = verdicts_and_pauses(recording.windows(shape_of(detection)), settings_of(detection))
         self.verdicts = tuple(verdict for verdict, _ in judged)
         self.decisions = tuple(decisions_of(directory))
+        self.hangs = any(fault.cause.hangs for fault in faults)
+        self.stall, self.hang_cause = _stall_and_cause(directory)
         # Read again, because a capture's cost is known only after it.
         self.manifests = tuple(store.manifest(result.capture_id) for result in captures if result.state == "stored")
         self.failures = tuple(result for result in captures if result.state != "stored")
@@ -56,6 +61,7 @@ class DemoOutcome:
             "decisions": list(self.decisions),
             "captures": [manifest.model_dump(mode="json") for manifest in self.manifests],
             "step_time_s": self.step_time_s,
+            "hang": self.hang_cause,
         }
 
     @property
@@ -63,8 +69,10 @@ class DemoOutcome:
         """See `found`."""
         return found(self.faults, self.causes())
 
-    def causes(self) -> tuple[tuple[int, CauseInfo], ...]:
-        """The causes found for captured suspects, each with its rank, in order of time."""
+    def causes(self) -> tuple[tuple[int, CauseInfo | CauseFound], ...]:
+        """The causes found for captured suspects, or the hang's, each with its rank, in order of time."""
+        if self.hangs:
+            return ((self.hang_cause.rank, self.hang_cause),) if self.hang_cause else ()
         suspects = (each for each in self.manifests if each.capture.role == "suspect")
         findings = ((each.capture.rank, each.findings) for each in suspects)
         return tuple((rank, reduced.cause) for rank, reduced in findings if reduced and reduced.cause)
@@ -77,10 +85,10 @@ class DemoOutcome:
         return next(iter(led or unhealthy[-1:] or self.verdicts[-1:]), None)
 
 
-def found(faults: Sequence[Fault], causes: Sequence[tuple[int, CauseInfo]]) -> Found | None:
+def found(faults: Sequence[Fault], causes: Sequence[tuple[int, CauseInfo | CauseFound]]) -> Found | None:
     """Whether the first cause found, and its rank, match an injected fault; None if there is neither.
 
-    In a healthy job, any cause is wrong.
+    In a healthy job, any cause is wrong. The sentence of a hang may name more lines than its place.
     """
     rank, first = next(((rank, cause) for rank, cause in causes if cause.code != "unknown"), (None, None))
     if first is None:
@@ -88,8 +96,20 @@ def found(faults: Sequence[Fault], causes: Sequence[tuple[int, CauseInfo]]) -> F
     # (Python 3.10 does not report the class of a function)
     function = "" if first.place is None else first.place.function.rpartition(".")[2]
     injected = (fault.cause for fault in faults if fault.rank == rank)
-    right = any(first.code in cause.codes and cause.function in ("", function) for cause in injected)
+    right = any(
+        first.code in cause.codes
+        and (cause.function in ("", function) or (cause.hangs and f"{cause.function} (" in first.sentence))
+        for cause in injected
+    )
     return "right" if right else "wrong"
+
+
+def _stall_and_cause(directory: RunDirectory) -> tuple[Verdict | None, CauseFound | None]:
+    """The first stall of a run, and the first cause of one."""
+    events = list(read_journal(directory.decisions))
+    judged = (event.verdict for event in events if isinstance(event, WindowJudged))
+    causes = (event for event in events if isinstance(event, CauseFound) and event.code in HANG_KINDS)
+    return next((verdict for verdict in judged if verdict.label == "stalled"), None), next(causes, None)
 
 
 def _step_times(recording: RecordedRun, steps: int, warmup_steps: int, fault_step: int) -> dict[str, float | None]:

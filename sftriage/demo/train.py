@@ -40,9 +40,10 @@ class Trainer:
 
     def __init__(self, faults: Iterable[Fault], folder: Path, network: nn.Module) -> None:
         self._folder, self._network = folder, network
-        self._cache_lock = threading.Lock()
+        self._cache_lock, self._index_lock = threading.Lock(), threading.Lock()
         self._threads: set[str] = set()
         self.storage_s = self.backward_s = 0.0
+        self._gathers = False
         self._ways: list[tuple[str, Callable[[], object]]] = []
         for fault in faults:
             if fault.name == "slow-dataset":
@@ -51,7 +52,9 @@ class Trainer:
                 self.backward_s += fault.delay_s
             elif fault.delay_s:
                 self._ways.append((fault.name, partial(pause_for, fault)))
-            else:
+            elif fault.name == "hang-collective":
+                self._gathers = True
+            elif fault.name != "hang-worker":
                 # (a fault in a background thread is in no stage, and in no line of the training thread)
                 way = getattr(self, fault.cause.function or "count_statistics")
                 self._ways.append((fault.cause.stage or "other", way))
@@ -127,6 +130,27 @@ class Trainer:
             for number in range(400_000):
                 total += number * number
 
+    def look_up(self) -> None:
+        self._thread(self.refresh_index)
+        with self._cache_lock:
+            time.sleep(SLOW_S)
+            with self._index_lock:
+                pass
+
+    def refresh_index(self) -> None:
+        while True:
+            with self._index_lock:
+                time.sleep(SLOW_S)
+                with self._cache_lock:
+                    pass
+
+    def validate(self, loss: Tensor) -> None:
+        loss = loss.detach().reshape(1)
+        if self._gathers:
+            dist.all_gather([torch.zeros(1) for _ in range(dist.get_world_size())], loss)
+        else:
+            dist.all_reduce(loss)
+
     def _thread(self, target: Callable[[], None]) -> None:
         name = target.__name__
         if name not in self._threads:
@@ -166,11 +190,12 @@ class SmallTransformer(nn.Module):
 class Sequences(Dataset[Tensor]):
     """Sequences that can be learnt: each token is the sum of the two before it.
 
-    ``storage_s`` is how long the storage takes per sample.
+    ``storage_s`` is how long the storage takes per sample; the ``missing`` one is never there.
     """
 
-    def __init__(self) -> None:
-        self.storage_s = 0.0
+    def __init__(self, folder: Path) -> None:
+        self.storage_s, self.missing = 0.0, -1
+        self._folder = folder
 
     def __len__(self) -> int:
         return 1 << 30
@@ -182,7 +207,14 @@ class Sequences(Dataset[Tensor]):
             tokens[t] = (tokens[t - 1] + tokens[t - 2]) % VOCABULARY
         if self.storage_s:
             time.sleep(self.storage_s)
+        if index == self.missing:
+            self.read_shard()
         return torch.tensor(tokens)
+
+    def read_shard(self) -> bytes:
+        shard = self._folder / "shard"
+        os.mkfifo(shard)
+        return shard.read_bytes()
 
 
 def pause_for(fault: Fault) -> None:
@@ -197,9 +229,13 @@ def train(steps: int, faults: list[Fault], fault_step: int, folder: Path) -> Non
     network = SmallTransformer()
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    samples = Sequences()
-    source = iter(DataLoader(samples, BATCH, sampler=range(rank, len(samples), dist.get_world_size())))
-    slow = Trainer([fault for fault in faults if fault.rank == rank], folder, network)
+    samples = Sequences(folder)
+    mine = [fault for fault in faults if fault.rank == rank]
+    sampler, workers = range(rank, len(samples), dist.get_world_size()), 0
+    if any(fault.name == "hang-worker" for fault in mine):
+        samples.missing, workers = sampler[fault_step * BATCH], 1
+    source = iter(DataLoader(samples, BATCH, sampler=sampler, num_workers=workers))
+    slow = Trainer(mine, folder, network)
     healthy = Trainer((), folder, network)
     with sftriage.Monitor(stages=("data", "forward", "backward", "optimizer"), sync=("backward",)) as monitor:
         for step in range(steps):
@@ -220,6 +256,8 @@ def train(steps: int, faults: list[Fault], fault_step: int, folder: Path) -> Non
                     optimizer.step()
                     trainer.be_slow_in("optimizer")
                 trainer.be_slow_in("other")
+            if step == fault_step and any(fault.name == "hang-collective" for fault in faults):
+                trainer.validate(loss)
     # (its output goes into the run directory, whose disk may be full)
     with contextlib.suppress(OSError):
         if rank == 0:

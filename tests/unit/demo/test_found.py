@@ -1,11 +1,19 @@
 """Whether the demo's own fault is what was named."""
 
+import signal
+
 import pytest
 
 from sftriage.commands.demo import _faults
 from sftriage.demo.faults import CAUSES, FAULT_STAGES, Fault, parse_cause
+from sftriage.demo.hanging import CAUSE_AFTER_S, HANG_KINDS, STALL_AFTER_S, HangEnd, write_policy
 from sftriage.demo.outcome import found
+from sftriage.model.events import CauseFound, JobObserved, Place, WindowJudged
+from sftriage.model.windows import ReadCounts
+from sftriage.policy.in_force import find, load
 from sftriage.traces.manifest import CauseCode, CauseInfo, PlaceInfo
+from tests.scenario import decision, verdict
+from tests.unit.policy.making import job_at
 
 SLOW_DISK = Fault("slow-disk", 2)
 
@@ -14,6 +22,15 @@ def cause(code, function="copy_shard"):
     place = PlaceInfo(function=function, file="ways.py", line=3) if function else None
     return CauseInfo(code=code, sure=True, sentence="", next_step="", place=place)
 
+
+def hang(code, function, sentence="", rank=2):
+    place = Place(function, "train.py", 3)
+    return rank, CauseFound(
+        time_s=0.0, capture_id="c-1", rank=rank, code=code, sure=True, sentence=sentence, place=place
+    )
+
+
+HANG_LOCK, HANG_WORKER = Fault("hang-lock", 2), Fault("hang-worker", 2)
 
 TABLE = {
     # (what the job was given, what was named of which rank) -> what that is
@@ -31,6 +48,16 @@ TABLE = {
     "a delay": ([Fault("data", 1, 0.04)], [(1, cause("sleep", "pause_for"))], "right"),
     "what is of no line": ([Fault("gil-thread", 1)], [(1, cause("gil", ""))], "right"),
     "nothing, of a healthy job": ([], [], None),
+    "a hang at its line": ([HANG_LOCK], [hang("absent", "Trainer.look_up")], "right"),
+    "a hang at a line that its sentence has": (
+        [HANG_WORKER],
+        [hang("absent", "train", "... DataLoader worker 7, which is in read_shard (train.py:9)")],
+        "right",
+    ),
+    "a hang at another line": ([HANG_LOCK], [hang("absent", "refresh")], "wrong"),
+    "a hang of another kind": ([HANG_LOCK], [hang("all_inside", "look_up")], "wrong"),
+    "a hang of another rank": ([HANG_LOCK], [hang("absent", "look_up", rank=1)], "wrong"),
+    "a hang without a known reason": ([HANG_LOCK], [hang("unknown", "")], "not named"),
     "something, of a healthy job": ([], [(1, cause("sleep"))], "wrong"),
 }
 
@@ -42,7 +69,11 @@ def test_the_first_cause_is_right_if_rank_cause_and_line_are(faults, causes, sai
 
 def test_each_cause_has_codes_that_reduction_can_name():
     assert {cause.stage for cause in CAUSES.values()} <= {*FAULT_STAGES, ""}
-    assert {code for cause in CAUSES.values() for code in cause.codes} <= set(CauseCode.__args__)
+    codes = {
+        hangs: {code for cause in CAUSES.values() if cause.hangs is hangs for code in cause.codes} for hangs in (0, 1)
+    }
+    assert codes[False] <= set(CauseCode.__args__)
+    assert codes[True] <= HANG_KINDS - {"unknown"}
 
 
 @pytest.mark.parametrize("name", CAUSES)
@@ -64,3 +95,53 @@ def test_without_options_the_default_is_injected_and_a_delay_alone_is_alone():
     assert [fault.name for fault in _faults(None, None, 4)] == ["slow-dataset"]
     assert _faults(None, ["data:1:40"], 4) == [Fault("data", 1, 0.04)]
     assert len(_faults(["garbage"], ["data:1:40"], 4)) == 2
+
+
+def test_the_policy_of_a_hang_reports_a_stall_soon_and_is_otherwise_as_it_was(tmp_path):
+    # GIVEN the shipped policies, with and without a detection of their own
+    for name in ("default", "hang"):
+        # WHEN a demo hangs under one THEN only the time of a stall differs
+        before, after = (load(path).policy for path in (find(name), write_policy(find(name), tmp_path)))
+        assert after.spec.detection.stalled_after_s == 5.0
+        detection = after.spec.detection.model_copy(update={"stalled_after": before.spec.detection.stalled_after})
+        assert after.spec.rules == before.spec.rules
+        assert after.spec.limits == before.spec.limits
+        assert detection == before.spec.detection
+
+
+STALL = verdict(100, "stalled", reasons=("not_arrived",))
+STALLED = WindowJudged(verdict=STALL, decision=decision(STALL))
+STALLED_S = STALLED.decision.time_s
+CAUSE, OTHER_CAUSE = hang("absent", "look_up")[1], hang("sleep", "")[1]
+
+
+def observed(time_s):
+    return JobObserved(time_s, ReadCounts(), job_at(40), 0.0, 0.0)
+
+
+ENDS = {
+    # (what happens) -> at which of these the job is ended
+    "its cause": ([observed(1.0), STALLED, OTHER_CAUSE, CAUSE, CAUSE], 3),
+    "no cause in time": (
+        [observed(STALLED_S), STALLED, observed(STALLED_S + CAUSE_AFTER_S), observed(STALLED_S + CAUSE_AFTER_S + 1)],
+        3,
+    ),
+    "no stall in time": ([observed(1.0), observed(1.0 + STALL_AFTER_S), observed(2.0 + STALL_AFTER_S)], 2),
+    "neither yet": ([observed(1.0), observed(STALL_AFTER_S)], None),
+}
+
+
+@pytest.mark.parametrize(("events", "ended_at"), ENDS.values(), ids=ENDS)
+def test_a_job_that_hangs_is_ended_once_after_its_cause_or_without_one_in_time(events, ended_at):
+    # GIVEN signals as the launcher takes them, which passes them on
+    signals: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda signum, _: signals.append(signum))
+    try:
+        hang_end, counts = HangEnd(), []
+        for event in events:
+            hang_end.take(event)
+            counts.append(len(signals))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert counts == [int(ended_at is not None and at >= ended_at) for at in range(len(events))]
+    assert hang_end.done == (ended_at is not None)
