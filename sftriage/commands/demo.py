@@ -6,7 +6,7 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -162,35 +162,32 @@ def print_outcome(outcome: DemoOutcome, console: Console) -> None:
         say(f"No capture was started. For the reasons, run: sftriage decisions {run}")
     times = [f"{_PARTS[name]} {milliseconds(s)}" for name, s in outcome.step_time_s.items() if s is not None]
     say(f"Step time   median {', '.join(times)}")
-    for line in _judged(outcome):
-        say(line)
+    _say_fault(outcome, say, *(f"Why         {caused(cause)}" for _, cause in outcome.causes()))
 
 
 def print_hang(outcome: DemoOutcome, console: Console) -> None:
-    """Print the stall, what each rank was doing, and whether the fault was found."""
+    """Print the stall, why the job hangs and what to do, and whether the fault was found."""
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True)
 
-    run = f"--run {place(outcome.directory.path)}"
     console.rule("what happened")
     if outcome.stall is None:
         say("No stall was reported. Use more --steps: a hang needs some steps before it to compare with.")
     else:
         say(verdict_sentence(outcome.stall))
-    for manifest in outcome.manifests:
-        say(f"Show it     sftriage traces show {manifest.capture_id} {run}")
-    for line in _judged(outcome):
-        say(line)
-    if outcome.hang_cause is not None:
-        say(f"Next step   {outcome.hang_cause.next_step}")
+    why = []
+    if (cause := outcome.hang_cause) is not None:
+        say(f"Show it     sftriage traces show {cause.capture_id} --run {place(outcome.directory.path)}")
+        say(f"Next step   {cause.next_step}")
+        why.append(f"Why         {caused(cause)}")
+    _say_fault(outcome, say, *why)
 
 
-def _judged(outcome: DemoOutcome) -> Iterator[str]:
-    """The injected fault, the causes found, and whether they are right."""
+def _say_fault(outcome: DemoOutcome, say: Callable[[str], None], *why: str) -> None:
+    """Print the injected fault, why sftriage says the job is slow or hangs, and whether that is right."""
     injected = "; ".join(f"{fault} ({fault.cause.says})" for fault in outcome.faults) or "none"
-    yield f"Injected    {injected}"
-    for _, cause in outcome.causes():
-        yield f"Why         {caused(cause)}"
+    for line in (f"Injected    {injected}", *why):
+        say(line)
     if (found := outcome.found) is not None:
-        yield f"Result      {_FOUND[found]}"
+        say(f"Result      {_FOUND[found]}")

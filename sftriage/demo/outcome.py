@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from sftriage.controller.controller import settings_of, shape_of
@@ -13,13 +14,14 @@ from sftriage.demo.faults import Fault
 from sftriage.demo.hanging import HANG_KINDS
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CauseFound, WindowJudged
+from sftriage.model.hangs import Hang, HangEvidence
 from sftriage.model.verdicts import Verdict
 from sftriage.policy.schema import Detection
 from sftriage.runs.decisions import decisions_of
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import RecordedRun, load_recording
-from sftriage.traces.manifest import CauseInfo
+from sftriage.traces.manifest import CauseInfo, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
 
@@ -47,6 +49,7 @@ class DemoOutcome:
         self.stall, self.hang_cause = _stall_and_cause(directory)
         # Read again, because a capture's cost is known only after it.
         self.manifests = tuple(store.manifest(result.capture_id) for result in captures if result.state == "stored")
+        self.hang = next(filter(None, (_hang_in(store, manifest) for manifest in self.manifests)), None)
         self.failures = tuple(result for result in captures if result.state != "stored")
         fault_step = fault_step if faults else steps
         self.step_time_s = _step_times(recording, steps, detection.warmup_steps, fault_step)
@@ -61,18 +64,16 @@ class DemoOutcome:
             "decisions": list(self.decisions),
             "captures": [manifest.model_dump(mode="json") for manifest in self.manifests],
             "step_time_s": self.step_time_s,
-            "hang": self.hang_cause,
+            "hang": self.hang,
         }
 
     @property
     def found(self) -> Found | None:
-        """See `found`."""
-        return found(self.faults, self.causes())
+        """See `found` and `found_hang`."""
+        return found_hang(self.faults, self.hang) if self.hangs else found(self.faults, self.causes())
 
-    def causes(self) -> tuple[tuple[int, CauseInfo | CauseFound], ...]:
-        """The causes found for captured suspects, or the hang's, each with its rank, in order of time."""
-        if self.hangs:
-            return ((self.hang_cause.rank, self.hang_cause),) if self.hang_cause else ()
+    def causes(self) -> tuple[tuple[int, CauseInfo], ...]:
+        """The causes found for captured suspects, each with its rank, in order of time."""
         suspects = (each for each in self.manifests if each.capture.role == "suspect")
         findings = ((each.capture.rank, each.findings) for each in suspects)
         return tuple((rank, reduced.cause) for rank, reduced in findings if reduced and reduced.cause)
@@ -85,10 +86,10 @@ class DemoOutcome:
         return next(iter(led or unhealthy[-1:] or self.verdicts[-1:]), None)
 
 
-def found(faults: Sequence[Fault], causes: Sequence[tuple[int, CauseInfo | CauseFound]]) -> Found | None:
+def found(faults: Sequence[Fault], causes: Sequence[tuple[int, CauseInfo]]) -> Found | None:
     """Whether the first cause found, and its rank, match an injected fault; None if there is neither.
 
-    In a healthy job, any cause is wrong. The sentence of a hang may name more lines than its place.
+    In a healthy job, any cause is wrong.
     """
     rank, first = next(((rank, cause) for rank, cause in causes if cause.code != "unknown"), (None, None))
     if first is None:
@@ -96,12 +97,29 @@ def found(faults: Sequence[Fault], causes: Sequence[tuple[int, CauseInfo | Cause
     # (Python 3.10 does not report the class of a function)
     function = "" if first.place is None else first.place.function.rpartition(".")[2]
     injected = (fault.cause for fault in faults if fault.rank == rank)
-    right = any(
-        first.code in cause.codes
-        and (cause.function in ("", function) or (cause.hangs and f"{cause.function} (" in first.sentence))
-        for cause in injected
-    )
+    right = any(first.code in cause.codes and cause.function in ("", function) for cause in injected)
     return "right" if right else "wrong"
+
+
+def found_hang(faults: Sequence[Fault], hang: Hang | None) -> Found:
+    """Whether a hang, its rank and one of its lines match an injected fault."""
+    if hang is None or hang.kind == "unknown":
+        return "not named"
+    calls = [hang.call.frames[0]] if hang.call is not None and hang.call.frames else []
+    places = (place for blocked in hang.blocked for place in (blocked.place, blocked.worker_at))
+    # (newer versions of Python report the class of a function)
+    functions = {place.function.rpartition(".")[2] for place in (*calls, *places) if place is not None}
+    injected = (fault.cause for fault in faults if hang.ranks == (fault.rank,))
+    right = any(hang.kind in cause.codes and cause.function in functions for cause in injected)
+    return "right" if right else "wrong"
+
+
+def _hang_in(store: LocalStore, manifest: Manifest) -> Hang | None:
+    """The hang that a capture of the whole job has shown."""
+    file = next((file for file in manifest.artefacts if file.name == "hang.json"), None)
+    if file is None:
+        return None
+    return msgspec.json.decode(b"".join(store.content(manifest, file)), type=HangEvidence).hang
 
 
 def _stall_and_cause(directory: RunDirectory) -> tuple[Verdict | None, CauseFound | None]:

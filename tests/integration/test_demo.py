@@ -3,12 +3,14 @@
 import json
 
 import msgspec
+import pytest
 
 from sftriage.model.events import WindowJudged
 from sftriage.model.verdicts import Verdict
 from sftriage.policy.state import losses_of
 from sftriage.runs.journal import read_journal
 from tests.integration.linked import check_linked
+from tests.integration.processes import DEADLINE_S
 from tests.integration.runs import captures
 
 
@@ -69,3 +71,18 @@ def test_a_person_is_told_what_happened(demonstrated, start, tmp_path):
     fetched = start(*line.split("sftriage ")[1].split(), cwd=tmp_path)
     assert fetched.communicate(timeout=60)[1] == ""
     assert list(tmp_path.glob("*.json.gz"))
+
+
+@pytest.mark.parametrize("cause", ["hang-collective", "hang-lock", "hang-worker"])
+def test_a_demo_that_hangs_ends_once_it_is_known_why_and_checks_that(cause, start, tmp_path):
+    # GIVEN a demo whose rank 2 hangs WHEN it is known why THEN the demo ends its job, and has compared rank and line
+    demo = start("demo", "--cause", f"{cause}:2", "--steps", 100, "--out", tmp_path / "run")
+    out, log = demo.communicate(timeout=DEADLINE_S)
+    *_, injected, why, result = out.splitlines()
+    assert (demo.returncode, result) == (0, "Result      correct (rank, cause and line)"), out + log
+    assert injected.startswith(f"Injected    {cause}:2 ")
+    assert why.startswith("Why         Rank 2 ")
+    # AND the command that shows all ranks works as it was printed
+    line = next(line for line in out.splitlines() if line.startswith("Show it"))
+    shown = start(*line.split("sftriage ")[1].split(), "--json", cwd=tmp_path)
+    assert json.loads(shown.communicate(timeout=60)[0])["cause"]["sentence"] in why

@@ -1,14 +1,16 @@
 """Whether the demo's own fault is what was named."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 
 from sftriage.commands.demo import _faults
 from sftriage.demo.faults import CAUSES, FAULT_STAGES, Fault, parse_cause
 from sftriage.demo.hanging import CAUSE_AFTER_S, HANG_KINDS, STALL_AFTER_S, HangEnd, write_policy
-from sftriage.demo.outcome import found
-from sftriage.model.events import CauseFound, JobObserved, Place, WindowJudged
+from sftriage.demo.outcome import found, found_hang
+from sftriage.model.events import CauseFound, JobObserved, WindowJudged
+from sftriage.model.hangs import Blocked, Call, Hang, SourceLine
 from sftriage.model.windows import ReadCounts
 from sftriage.policy.in_force import find, load
 from sftriage.traces.manifest import CauseCode, CauseInfo, PlaceInfo
@@ -22,15 +24,6 @@ def cause(code, function="copy_shard"):
     place = PlaceInfo(function=function, file="ways.py", line=3) if function else None
     return CauseInfo(code=code, sure=True, sentence="", next_step="", place=place)
 
-
-def hang(code, function, sentence="", rank=2):
-    place = Place(function, "train.py", 3)
-    return rank, CauseFound(
-        time_s=0.0, capture_id="c-1", rank=rank, code=code, sure=True, sentence=sentence, place=place
-    )
-
-
-HANG_LOCK, HANG_WORKER = Fault("hang-lock", 2), Fault("hang-worker", 2)
 
 TABLE = {
     # (what the job was given, what was named of which rank) -> what that is
@@ -48,16 +41,6 @@ TABLE = {
     "a delay": ([Fault("data", 1, 0.04)], [(1, cause("sleep", "pause_for"))], "right"),
     "what is of no line": ([Fault("gil-thread", 1)], [(1, cause("gil", ""))], "right"),
     "nothing, of a healthy job": ([], [], None),
-    "a hang at its line": ([HANG_LOCK], [hang("absent", "Trainer.look_up")], "right"),
-    "a hang at a line that its sentence has": (
-        [HANG_WORKER],
-        [hang("absent", "train", "... DataLoader worker 7, which is in read_shard (train.py:9)")],
-        "right",
-    ),
-    "a hang at another line": ([HANG_LOCK], [hang("absent", "refresh")], "wrong"),
-    "a hang of another kind": ([HANG_LOCK], [hang("all_inside", "look_up")], "wrong"),
-    "a hang of another rank": ([HANG_LOCK], [hang("absent", "look_up", rank=1)], "wrong"),
-    "a hang without a known reason": ([HANG_LOCK], [hang("unknown", "")], "not named"),
     "something, of a healthy job": ([], [(1, cause("sleep"))], "wrong"),
 }
 
@@ -65,6 +48,38 @@ TABLE = {
 @pytest.mark.parametrize(("faults", "causes", "said"), TABLE.values(), ids=TABLE)
 def test_the_first_cause_is_right_if_rank_cause_and_line_are(faults, causes, said):
     assert found(faults, causes) == said
+
+
+HANG_LOCK, HANG_WORKER, HANG_COLLECTIVE = (Fault(f"hang-{name}", 2) for name in ("lock", "worker", "collective"))
+LOOKING_UP = SourceLine("Trainer.look_up", "train.py", 3)
+READING = SourceLine("Sequences.read_shard", "train.py", 9)
+BLOCKED = Blocked(2, "h", "lock", LOOKING_UP)
+IN_WORKER = Blocked(2, "h", "worker", SourceLine("train", "train.py", 1), worker=7, worker_at=READING)
+GATHER = Call("all_gather", frames=(SourceLine("Trainer.validate", "train.py", 5),))
+
+HANGS = {
+    # (what the job was given, how it hangs) -> what that is
+    "its lock": (HANG_LOCK, Hang("absent", (2,), blocked=(BLOCKED,)), "right"),
+    "its worker": (HANG_WORKER, Hang("absent", (2,), blocked=(IN_WORKER,)), "right"),
+    "its collective": (HANG_COLLECTIVE, Hang("different_collective", (2,), call=GATHER), "right"),
+    "a worker at no line": (HANG_WORKER, Hang("absent", (2,), blocked=(replace(IN_WORKER, worker_at=None),)), "wrong"),
+    "a call at no line": (
+        HANG_COLLECTIVE,
+        Hang("different_collective", (2,), call=replace(GATHER, frames=())),
+        "wrong",
+    ),
+    "another line": (HANG_LOCK, Hang("absent", (2,), blocked=(IN_WORKER,)), "wrong"),
+    "another kind": (HANG_LOCK, Hang("elsewhere", (2,), blocked=(BLOCKED,)), "wrong"),
+    "another rank": (HANG_LOCK, Hang("absent", (1,), blocked=(BLOCKED,)), "wrong"),
+    "one rank too many": (HANG_LOCK, Hang("absent", (1, 2), blocked=(BLOCKED,)), "wrong"),
+    "unknown": (HANG_LOCK, Hang("unknown"), "not named"),
+    "nothing": (HANG_LOCK, None, "not named"),
+}
+
+
+@pytest.mark.parametrize(("fault", "hang", "result"), HANGS.values(), ids=HANGS)
+def test_a_hang_is_right_if_its_kind_rank_and_line_are(fault, hang, result):
+    assert found_hang([Fault("garbage", 1), fault], hang) == result
 
 
 def test_each_cause_has_codes_that_reduction_can_name():
@@ -112,7 +127,10 @@ def test_the_policy_of_a_hang_reports_a_stall_soon_and_is_otherwise_as_it_was(tm
 STALL = verdict(100, "stalled", reasons=("not_arrived",))
 STALLED = WindowJudged(verdict=STALL, decision=decision(STALL))
 STALLED_S = STALLED.decision.time_s
-CAUSE, OTHER_CAUSE = hang("absent", "look_up")[1], hang("sleep", "")[1]
+CAUSE, OTHER_CAUSE = (
+    CauseFound(time_s=STALLED_S, capture_id="c-1", rank=2, code=code, sure=True, sentence="")
+    for code in ("absent", "sleep")
+)
 
 
 def observed(time_s):
