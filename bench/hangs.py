@@ -1,10 +1,10 @@
 """Does a hang end in a sentence, and is it right? Real jobs over Gloo that hang in many ways, and some that do not.
 
-Each kind is a job of four ranks, in one case eight, under `sftriage run` with the default policy, which calls a job
-stalled after 10 s: those of `jobs/hanging.py`, and those of `../shared/hangs/hang.py` if it is there. The job is ended
-soon after its sentence, or without one some time after its stall. The first sentence is right if its kind is, and if it
-names the ranks, the collective and the line; one that is `unknown` is not right, but not wrong either. Of a healthy job
-nothing may be reported, or a pause as it is.
+Each kind is a job of four ranks, or of 8 or 64 where its name says so, under `sftriage run` with the default policy,
+which calls a job stalled after 10 s: those of `jobs/hanging.py`, and those of `../shared/hangs/hang.py` if it is there.
+A job ends soon after its sentence, or without one some time after its stall. The first sentence is right if its kind
+is, and if it names the ranks, the collective and the line; one that is `unknown` is not right, but not wrong either. Of
+a healthy job nothing may be reported, or a pause as it is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import os
 import re
 import subprocess
 import sys
@@ -32,14 +33,16 @@ from sftriage.policy.in_force import find
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.journal import read_journal
 from sftriage.words.run import event_sentence
-from tests.integration.processes import TORCHRUN, descendants, kill
+from tests.integration.namespaces import two_hosts
+from tests.integration.processes import FORKED, TORCHRUN, descendants, kill
 
 OWN = HERE / "jobs" / "hanging.py"
 SHARED = ROOT.parent / "shared" / "hangs" / "hang.py"
 STALLED_AFTER_S = 10.0
 LIMIT_S, AFTER_STALL_S, ENDING_S = 150.0, 20.0, 8.0
-"""How long a job may take, how long its sentence may take after its stall, and how long its end."""
-QUICK = {"kinds": ["queue", "evaluation"]}
+LARGE_LIMIT_S = 400.0
+"""How long a job may take, its sentence after its stall, its end; and how long a job of 64 ranks."""
+QUICK = {"kinds": ["second_epoch", "evaluation"]}
 
 Result = Literal["right", "unknown", "wrong", "nothing"]
 
@@ -99,6 +102,7 @@ def own(kind: str) -> tuple[Truth, ...]:
     here: Mapping[str, tuple[Truth, ...]] = {
         "evaluation": differs("different_collective", 2, "all_gather", line),
         "auto_collective": differs("different_collective", 1, "all_gather", line),
+        "two_hosts": differs("different_collective", 3, "all_gather", line),
         "uneven": differs("different_collective", 2, "barrier", line),
         "tensor_parallel": tuple(
             Truth(("different_collective",), ranks, ("all_gather",), (line,)) for ranks in ((3,), (2,), (2, 3))
@@ -120,7 +124,7 @@ def own(kind: str) -> tuple[Truth, ...]:
         "healthy_compile": (),
         "healthy": (),
     }
-    ranks = {"subprocess": 1, "worker_fifo": 0, "file_lock": 0, "http": 3, "one_of_eight": 6}
+    ranks = {"subprocess": 1, "worker_fifo": 0, "file_lock": 0, "http": 3, "one_of_eight": 6, "one_of_64": 41}
     return here[kind] if kind in here else absent(line, ranks.get(kind, 2))
 
 
@@ -134,7 +138,10 @@ def own_kinds() -> tuple[str, ...]:
 def all_kinds() -> tuple[str, ...]:
     if not SHARED.exists():
         say(f"{SHARED} is not there: its kinds are skipped")
-    return (*(HANG_PY if SHARED.exists() else ()), *own_kinds())
+    found = (*(HANG_PY if SHARED.exists() else ()), *own_kinds())
+    if os.geteuid():
+        say("two hosts in network namespaces need root: skipped")
+    return tuple(kind for kind in found if kind != "two_hosts" or not os.geteuid())
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,15 +244,22 @@ def policy_text(stalled_after_s: float) -> str:
     return text.replace("  detection:\n", f"  detection:\n    stalled_after: {stalled_after_s:g}s\n", 1)
 
 
-def command_of(kind: str, folder: Path, launcher: Sequence[str], pause_s: float) -> tuple[list[str], int]:
-    """The command of a job, and how many ranks it has."""
-    ranks = 8 if kind == "one_of_eight" else 4
-    launch = [*launcher, str(ranks)]
+def command_of(kind: str, folder: Path, launcher: Sequence[str], pause_s: float) -> list[str]:
+    """The command of a job."""
+    # (64 imports of torch take longer than anything else here)
+    launch = [*(FORKED if kind == "one_of_64" else launcher), str(ranks_of(kind))]
     if kind in own_kinds():
-        job = ["--kind", kind, "--folder", str(folder), "--pause-s", f"{pause_s:g}"]
-        return [*launch, str(OWN), *job], ranks
+        return [*launch, *script_of(kind, folder, pause_s)]
     job = [str(SHARED), "--kind", kind, "--out", str(folder / "dumps")]
-    return ([sys.executable, *job, "--spawn", "4"] if kind == "exitspawn" else [*launch, *job]), ranks
+    return [sys.executable, *job, "--spawn", "4"] if kind == "exitspawn" else [*launch, *job]
+
+
+def script_of(kind: str, folder: Path, pause_s: float) -> list[str]:
+    return [str(OWN), "--kind", kind, "--folder", str(folder), "--pause-s", f"{pause_s:g}"]
+
+
+def ranks_of(kind: str) -> int:
+    return {"one_of_eight": 8, "one_of_64": 64}.get(kind, 4)
 
 
 @contextlib.contextmanager
@@ -277,22 +291,28 @@ def one_row(
     folder.mkdir(parents=True)
     policy, run = folder / "policy.yaml", folder / "run"
     policy.write_text(policy_text(stalled_after_s), encoding="utf-8")
-    command, ranks = command_of(kind, folder, launcher, pause_s)
-    whole = [sys.executable, "-m", "sftriage", "run", "--policy", str(policy), "--out", str(run), "--", *command]
     began_s = time.time()
     with contextlib.ExitStack() as held, (folder / "log").open("wb") as log:
         if kind == "flock":
             held.enter_context(lock_held(folder / "shards.lock"))
         environment = environment_of(XDG_STATE_HOME=str(folder / "state"), XDG_CACHE_HOME=str(folder / "cache"))
-        job = subprocess.Popen(whole, cwd=folder, stdout=log, stderr=log, env=environment)
-        held.callback(end, job)
-        while job.poll() is None and not over(kind, events_of(run), time.time() - began_s):
+        if kind == "two_hosts":
+            hosts, job_id = held.enter_context(two_hosts()), ("--job-id", f"hangs-{os.getpid()}")
+            script = script_of(kind, folder, pause_s)
+            jobs = hosts.torchrun(folder, environment, job_id, *script, ranks=2, port=29533)
+        else:
+            command = [sys.executable, "-m", "sftriage", "run", "--policy", str(policy), "--out", str(run), "--"]
+            command += command_of(kind, folder, launcher, pause_s)
+            jobs = [subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)]
+        for job in jobs:
+            held.callback(end, job)
+        while any(job.poll() is None for job in jobs) and not over(kind, events_of(run), time.time() - began_s):
             time.sleep(0.5)
         # (what follows is of its end)
-        finished, events = job.poll() == 0, events_of(run)
-    script = OWN if kind in own_kinds() else SHARED
+        finished, events = all(job.poll() == 0 for job in jobs), events_of(run)
+    path = OWN if kind in own_kinds() else SHARED
     truths = own(kind) if kind in own_kinds() else HANG_PY[kind]
-    row = judged(kind, truths, events, script, began_s=began_s, ranks=ranks, finished=finished)
+    row = judged(kind, truths, events, path, began_s=began_s, ranks=ranks_of(kind), finished=finished)
     took = "" if row.sentence_s is None else f", sentence {row.sentence_s:.1f} s later"
     stalled = "no stall" if row.stalled_s is None else f"stalled for {row.stalled_s:.0f} s"
     say(f"{kind:20} {row.result:8} {row.code:20} {stalled}{took}\n    {row.sentence}")
@@ -308,7 +328,7 @@ def events_of(run: Path) -> list[Event]:
 
 def over(kind: str, events: Sequence[Event], age_s: float) -> bool:
     """Whether nothing more is to be expected of a job; a healthy one is left to its end."""
-    if age_s > LIMIT_S:
+    if age_s > (LIMIT_S if ranks_of(kind) < 64 else LARGE_LIMIT_S):
         return True
     if kind.startswith("healthy"):
         return False

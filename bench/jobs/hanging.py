@@ -92,7 +92,7 @@ def save_under_lock(job: Job) -> None:
 
 
 def throttled(job: Job) -> None:
-    time.sleep(1000)  # line: one_of_eight
+    time.sleep(1000)  # line: one_of_eight, one_of_64
 
 
 def match_tags(job: Job) -> None:
@@ -128,7 +128,7 @@ def gather_norms(job: Job) -> None:
     if job.at_fault:
         dist.all_gather(
             [torch.zeros(4) for _ in range(job.ranks)], torch.ones(4)
-        )  # line: auto_collective, gather_of_two
+        )  # line: auto_collective, gather_of_two, two_hosts
 
 
 def clip(job: Job) -> None:
@@ -184,6 +184,7 @@ class Way(NamedTuple):
     everywhere: bool = False
     workers: int = 0
     monitor: bool = True
+    step_s: float = 0.02
 
 
 KINDS: dict[str, Way] = {
@@ -210,6 +211,9 @@ KINDS: dict[str, Way] = {
     "full_pipe": Way((2,), "optimizer", log_to_pipe),
     "fsdp": Way((2,), "fsdp"),
     "one_of_eight": Way((6,), "data", throttled),
+    "one_of_64": Way((41,), "data", throttled),
+    # (on several hosts, it takes seconds until the job's pace is known)
+    "two_hosts": Way((3,), "backward", gather_norms, step_s=0.25),
     "healthy_checkpoint": Way((), "between", checkpoint, everywhere=True),
     "healthy_evaluation": Way((), "between", evaluate_alone, everywhere=True),
     "healthy_compile": Way((), "compile"),
@@ -298,7 +302,7 @@ def train(job: Job, way: Way) -> None:
         for step in range(steps):
             with recorder.step():
                 with recorder.stage("data"):
-                    time.sleep(0.02)
+                    time.sleep(way.step_s)
                     images = next(batches)
                     act("data", epoch, step)
                 with recorder.stage("forward"):
