@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, isfinite
 from pathlib import Path
@@ -56,6 +56,13 @@ def shape_of(detection: Detection, **overrides: int) -> Shape:
     """How ``detection`` or ``overrides`` cut windows; values set by neither shrink if steps are long."""
     cuts = {name: getattr(detection, name) for name in ("window_steps", "stride_steps", "warmup_steps")}
     return Shape(**cuts | overrides, shrinks=frozenset(cuts) - detection.model_fields_set - overrides.keys())
+
+
+def all_peers(stall: Verdict, window: Window | None, ranks: Iterable[int]) -> tuple[int, ...]:
+    """All ranks that a stall does not name: those that resemble the first suspect come first."""
+    suspected = {rank for suspect in stall.suspects for rank in suspect.ranks}
+    every = dict.fromkeys((*peers_of(stall, window), *sorted(ranks)))
+    return tuple(rank for rank in every if rank not in suspected)
 
 
 class Controller:
@@ -186,7 +193,7 @@ class Controller:
         # No window arrives during a stall.
         self._follow(now_s)
         last = self._last if self._last is not None and self._last.attempt == job.attempt else None
-        return self._decided(verdict, now_s, peers_of(verdict, last, job.rank_R.tolist()))
+        return self._decided(verdict, now_s, all_peers(verdict, last, job.rank_R.tolist()))
 
     def decide_request(self, request: ManualRequest, job: JobStatus | None, now_s: float) -> Decision:
         """Decide about a person's request for a capture, and record the decision."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sftriage.controller.agents import peers_of
-from sftriage.controller.controller import settings_of
+from sftriage.controller.controller import all_peers, settings_of
 from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
 from sftriage.model.events import JobPaused
 from sftriage.model.verdicts import Settings, Verdict
@@ -114,7 +114,8 @@ class _Replay:
 
     def stall(self, verdict: Verdict) -> ReplayedDecision:
         last = self.last if self.last is not None and self.last.attempt == verdict.attempt else None
-        return self._decided(verdict, self.now_s + verdict.exposed_s, peers_of(verdict, last))
+        ranks = () if last is None else range(last.durations_NRS.shape[1])
+        return self._decided(verdict, self.now_s + verdict.exposed_s, all_peers(verdict, last, ranks))
 
     def _pass(self, window: Window) -> None:
         """Advance to the end of a window. A step takes as long as its median rank, or without ranks, as the last."""

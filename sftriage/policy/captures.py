@@ -15,8 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast
 
 from sftriage.model.captures import (
+    DETAIL,
     SAMPLE_STACKS,
     SAMPLES_PER_SECOND,
+    WHOLE_JOB,
     CaptureRequest,
     ChoiceReason,
     Decision,
@@ -238,7 +240,7 @@ def places_left(bounds: Limits, state: State, now_s: float, target: Target | Non
 
 def ranks_limit(ranks: Sequence[int], bounds: Limits, state: State) -> Why | None:
     """Why these ranks cannot be captured now."""
-    running = {capture.rank: capture_id for capture_id, capture in sorted(state.running.items())}
+    running = state.busy_ranks()
     for rank in ranks:
         if rank in running:
             return Why("rank_busy", {"rank": rank, "capture_id": running[rank]})
@@ -246,6 +248,12 @@ def ranks_limit(ranks: Sequence[int], bounds: Limits, state: State) -> Why | Non
         limit = bounds.concurrent_ranks
         return Why("concurrent_ranks", {"running": len(running), "limit": limit, "wanted": len(ranks)})
     return None
+
+
+def whole_job_limit(state: State) -> Why | None:
+    """Why the evidence of a hang cannot be gathered now. It needs no rank to itself, but one capture has all ranks."""
+    under_way = (each for each in state.running.items() if each[1].of_whole_job)
+    return next((Why("rank_busy", {"rank": one.rank, "capture_id": at}) for at, one in under_way), None)
 
 
 def limits_in_numbers(bounds: Limits, state: State, now_s: float) -> dict[str, float]:
@@ -259,7 +267,7 @@ def limits_in_numbers(bounds: Limits, state: State, now_s: float) -> dict[str, f
         "captures_last_day": len(of_day.requested_s),
         "captures_per_day": of_day.limit,
         "largest_gain_s": state.largest_gain_s,
-        "running_ranks": len(state.running),
+        "running_ranks": len(state.busy_ranks()),
         "concurrent_ranks": bounds.concurrent_ranks,
         "spent_s": state.spent_s,
         "budget_s": budget_s(bounds, state, now_s),
@@ -350,6 +358,27 @@ def request_of(capture: Capture, means: Means, capture_id: str, rank: int, **mor
     )
 
 
+DETAIL_RANKS = 64
+"""A job of as many ranks at most has all of them in detail."""
+GATHER_S = 10.0
+"""The time-box of a capture of a whole job: its hosts answer within seconds, or not at all."""
+
+
+def of_whole_job(
+    request: CaptureRequest, capture: Capture, missing: Sequence[int], waiting: Sequence[int]
+) -> CaptureRequest:
+    """The request of a rule for the evidence of all ranks of a job that hangs.
+
+    In a large job only some ranks have their stacks in it: the first missing ones, and a few of those that wait.
+    """
+    ranks = sorted({*missing, *waiting})
+    if len(ranks) > DETAIL_RANKS:
+        some = max(capture.control_ranks, 0 if missing else 1)
+        ranks = [*(capture.ranks or missing[: capture.sample]), *waiting[:some]]
+    box_s = min(request.max_seconds, GATHER_S)
+    return replace(request, max_seconds=box_s, options={WHOLE_JOB: True, DETAIL: list(dict.fromkeys(ranks))})
+
+
 def decide_manual_request(
     manual: ManualRequest,
     policies: PolicySet,
@@ -412,7 +441,11 @@ def trigger(of: Verdict | ManualRequest, policies: PolicySet, decision: Decision
         chosen = _CHOSEN[request.profiler] if of.profiler == "auto" else ""
     else:
         owner = policies.owner(decision.rule or "")
-        suspect = next((suspect for suspect in of.suspects if request.rank in suspect.ranks), of.suspects[0])
+        # If nothing distinguishes the ranks of a stalled job, each is as suspect as the others.
+        ranks, lasted_s = request.detail_ranks or (request.rank,), of.numbers.get("still_s", of.exposed_s)
+        alike = Suspect("all", ranks, None, lasted_s, 1.0, 1.0)
+        first = next(iter(of.suspects), alike)
+        suspect = next((suspect for suspect in of.suspects if request.rank in suspect.ranks), first)
         chosen = cast("ChoiceReason", decision.parameters.get("chosen", ""))
     return Trigger(
         first_step=decision.first_step,

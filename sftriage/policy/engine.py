@@ -31,6 +31,7 @@ from sftriage.policy.captures import (
     limits_in_numbers,
     missed,
     named,
+    of_whole_job,
     place_kept,
     places_left,
     ranks_limit,
@@ -38,6 +39,7 @@ from sftriage.policy.captures import (
     run_limit,
     suspect_limit,
     to_follow_up,
+    whole_job_limit,
 )
 from sftriage.policy.fields import CONTENTION, Lasting
 from sftriage.policy.in_force import PolicySet
@@ -88,7 +90,8 @@ def decide(
     records the first refusal; if only rules without a capture match, the first of them.
 
     ``now_s`` is seconds since the Unix epoch. ``peers`` are ranks to compare a suspect with, the most typical of its
-    cohort first. ``losses`` are what stragglers have cost since the run began, this window included.
+    cohort first, and in a stall all other ranks. ``losses`` are what stragglers have cost since the run began, this
+    window included.
     """
     due, state = _regressions_due(policies.rules, verdict, opened(state, now_s), now_s)
     suspect = verdict.suspects[0] if verdict.suspects else None
@@ -255,8 +258,8 @@ class _Case:
         matching = [rule for rule in on_stalls if rule.name in stalled]
         # A stall is the whole job's, whichever ranks are missing, so it notifies once.
         case = self.notified(matching, STALL)
-        # Without suspects there is no rank to capture.
-        able = [rule for rule in matching if rule.capture is None or stalled[rule.name]]
+        # (the ranks of a job without suspects are its peers, as far as they are known)
+        able = [rule for rule in matching if rule.capture is None or stalled[rule.name] or self.peers]
         found: dict[str, Parameter] = {"reasons": verdict.reasons}
         if verdict.suspects:
             more = sum(len(suspect.ranks) for suspect in verdict.suspects[1:])
@@ -312,10 +315,14 @@ class _Case:
             if waits is not None:
                 refusal = refusal or waits
                 continue
-            suspects, controls, refused = self._chosen(capture, ranks, target)
-            if refused is None:
-                requests = self._requests(rule, capture, suspects, controls, means)
+            beside: Parameters = {}
+            if self.verdict.label == "stalled":
+                requests, refused = self._of_whole_job(rule, capture, ranks, means), whole_job_limit(self.state)
+            else:
+                suspects, controls, refused = self._chosen(capture, ranks, target)
+                requests = self._requests(rule, capture, suspects, controls, means) if refused is None else ()
                 beside = {"controls": controls} if controls or capture.control_ranks > 0 else {}
+            if refused is None:
                 by: Parameters = {"profiler": means.profiler, "chosen": means.chosen} if means.chosen else {}
                 first = follows.capture_id if follows is not None else ""
                 opened_by = {"follows": first, "left_open": follows.left_open} if follows is not None else {}
@@ -329,15 +336,17 @@ class _Case:
 
     def _means(self, capture: Capture, target: Target) -> tuple[Means, Reproduction | None]:
         """The profiler that a rule uses for a suspect, and the earlier capture that it follows up."""
-        verdict, stalled = self.verdict, self.verdict.label == "stalled"
-        stage = None if stalled or not verdict.suspects else verdict.suspects[0].stage
+        verdict = self.verdict
+        if verdict.label == "stalled":
+            return Means("stacks", once=True), None
+        stage = verdict.suspects[0].stage if verdict.suspects else None
         about: dict[str, Any] = {"sync": verdict.sync, "clock": verdict.clock, "nsys": self.nsys}
         first = to_follow_up(target, self.state, self.now_s) if capture.profiler == "auto" else None
         if first is not None:
-            means = choose(capture, stage, **about, stands_still=stalled, left_open=first.left_open)
+            means = choose(capture, stage, **about, left_open=first.left_open)
             if means is not None:
                 return means, first
-        means = choose(capture, stage, **about, stands_still=stalled)
+        means = choose(capture, stage, **about)
         assert means is not None, "a first capture always has a profiler"
         return means, None
 
@@ -355,6 +364,16 @@ class _Case:
         controls = tuple(healthy[: min(capture.control_ranks, most - len(ranks))])
         kept = place_kept(target, bounds, self.state, self.now_s)
         return ranks, controls, kept or ranks_limit(ranks + controls, bounds, self.state)
+
+    def _of_whole_job(
+        self, rule: Rule, capture: Capture, missing: Sequence[int], means: Means
+    ) -> tuple[CaptureRequest, ...]:
+        """One request for all ranks of a stalled job; named by the first missing rank, or else the lowest rank."""
+        rank = missing[0] if missing else min(self.peers)
+        suspected = dict.fromkeys((*missing, *(rank for suspect in self.verdict.suspects for rank in suspect.ranks)))
+        waiting = [peer for peer in self.peers if peer not in suspected]
+        request = request_of(capture, means, _capture_id(self.verdict, rank, rule, self.state.asked + 1), rank)
+        return (of_whole_job(request, capture, tuple(suspected), waiting),)
 
     def _requests(
         self, rule: Rule, capture: Capture, suspects: tuple[int, ...], controls: tuple[int, ...], means: Means

@@ -425,7 +425,7 @@ def _in_rule(rule: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
         passed = "because the fault has passed, and a capture would show healthy steps"
         yield ("match", "pattern"), f"no capture on one-off alone, {passed}"
     yield from _under(("capture",), in_capture(capture, stalled=label == "stalled"))
-    if captures:
+    if captures and label != "stalled":
         yield from _under(("capture",), _under_limits(capture, limits))
     for index, notification in enumerate(_list(rule, "notify")):
         webhook = notification.get("webhook") if isinstance(notification, dict) else None

@@ -118,11 +118,13 @@ class Capture(ProfilerRun):
     """One time-boxed run of a profiler on a suspect's ranks."""
 
     sample: int = Field(default=1, ge=1, le=1024)
-    """Maximum ranks of the suspect to capture. Their traces look alike, and each costs the job."""
+    """Maximum ranks of the suspect to capture. Their traces look alike, and each costs the job. On `stalled`: missing
+    ranks whose stacks are taken in a job of more than 64 ranks."""
     ranks: Listed[fields.Rank] = Field(default=(), max_length=1024)
     """Capture these ranks instead of the suspect's."""
     control_ranks: int = Field(default=0, ge=0, le=16)
-    """Healthy peers to capture in the same steps, for comparison."""
+    """Healthy peers to capture in the same steps, for comparison. On `stalled`: waiting ranks whose stacks are taken
+    in a job of more than 64 ranks."""
 
 
 def idle_fields(capture: dict[str, Any], *, stalled: bool) -> dict[str, str]:
@@ -130,13 +132,13 @@ def idle_fields(capture: dict[str, Any], *, stalled: bool) -> dict[str, str]:
     profiler = capture.get("profiler", "auto")
     if profiler not in (*PROFILERS, "auto"):
         return {}
-    mine = {"stacks"} if stalled else {profiler} if profiler != "auto" else set(PROFILERS)
-    beside = "on stalled" if stalled and profiler == "auto" else f"with the profiler {profiler}"
+    mine = set() if stalled else {profiler} if profiler != "auto" else set(PROFILERS)
+    beside = "on stalled" if stalled else f"with the profiler {profiler}"
     idle = {other: f"options of {other} have no effect {beside}" for other in PROFILERS}
     options = capture.get("stacks")
     if stalled or (profiler == "stacks" and isinstance(options, dict) and options.get("native") is True):
-        of = "of a stalled rank" if stalled else "with native frames"
-        once = f"no effect: stacks {of} are taken once, from outside, without steps"
+        of = "of a stalled job" if stalled else "with native frames"
+        once = f"no effect: stacks {of} are taken once, {'all together' if stalled else 'from outside'}, without steps"
         idle |= dict.fromkeys(("steps", "warmup_steps", "samples_per_second"), once)
     elif profiler == "stacks":
         idle["warmup_steps"] = "stacks need no warm-up, because no profiler is started"
@@ -178,7 +180,7 @@ class Match(PolicyModel):
     """Which verdicts a rule matches."""
 
     label: Label = "suspect"
-    """Label of the verdict: `suspect`, or `stalled`, where only stacks can be captured."""
+    """Label of the verdict: `suspect`, or `stalled`, where the stacks and collectives of all ranks can be captured."""
     reason: Literal["regressed"] | None = None
     """Instead of a label, `regressed` matches a job slower than its own best: `gain` is the slowdown, `stage` where it
     is. Such a rule can only notify."""

@@ -121,7 +121,7 @@ class Running:
 
     ``rule`` requested it at ``fired_s`` because of a ``suspect`` that cost ``gain_s`` seconds per step in this
     ``attempt`` of the job; with ``control``, its rank is a healthy peer. ``follows`` is the capture that it follows up,
-    if any; ``left_open`` is what it does not show, if that is known already.
+    if any; ``left_open`` is what it does not show, if that is known already. One ``of_whole_job`` keeps no rank busy.
     """
 
     rank: int
@@ -135,6 +135,7 @@ class Running:
     profiler: Profiler | None = None
     follows: str = ""
     left_open: LeftOpen = ""
+    of_whole_job: bool = False
 
     @property
     def key(self) -> str:
@@ -241,6 +242,11 @@ class State:
                 fired_s[running.key] = max(running.fired_s, fired_s.get(running.key, running.fired_s))
         return fired_s
 
+    def busy_ranks(self, now_s: float = -math.inf) -> dict[int, str]:
+        """The ranks in which a profiler runs, each with its capture, without those past their deadline at ``now_s``."""
+        running = sorted(self.running.items())
+        return {one.rank: at for at, one in running if not one.of_whole_job and one.deadline_s > now_s}
+
     @property
     def suspects(self) -> frozenset[str]:
         """The keys of all remembered suspects."""
@@ -297,6 +303,7 @@ def started(
             attempt=target.attempt,
             profiler=request.profiler,
             follows=follows,
+            of_whole_job=request.of_whole_job,
         )
         for request in requests
     }

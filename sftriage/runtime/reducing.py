@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from sftriage.controller.hang_capture import HangFound
 from sftriage.errors import InputError, SftriageError, UsageError
-from sftriage.model.captures import LeftOpen, Reproduced
+from sftriage.model.captures import LeftOpen, Report, Reproduced, Trigger
 from sftriage.model.events import CauseFound, CostMeasured, Place
 from sftriage.model.verdicts import Settings, Verdict
 from sftriage.model.windows import Window
@@ -60,7 +61,7 @@ class Annotations:
 
     def __init__(self, directory: RunDirectory, do: Do = at_once) -> None:
         self._do = do
-        self.store = LocalStore(directory.path)
+        self.store, self._spool = LocalStore(directory.path), directory.spool
         # (a disk that cannot remove the remains of a crash must not stop the start)
         with suppress(SftriageError):
             self.store.sweep()
@@ -104,6 +105,15 @@ class Annotations:
         self._analyse(manifest, attempt)
         # (after the notes of the analysis)
         self._do(partial(self._note_steps, capture_id, attempt), "notes")
+
+    def keep(self, hang: HangFound, trigger: Trigger, job: str, run: str, report: Callable[[Report], None]) -> None:
+        """Store the evidence of a hang, and ``report`` how that ended; raises the error of a disk that refuses it."""
+        try:
+            report(hang.put(self.store, self._spool, trigger, job, run))
+        except Exception as error:
+            if refusal(error) is not None:
+                raise
+            report(Report(replace(hang.result, state="failed", detail=str(error))))
 
     def causes(self, now_s: float) -> Iterator[CauseFound]:
         """Causes found since the last call, of captured ranks; ``now_s`` is of the epoch."""

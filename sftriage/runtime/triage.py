@@ -24,6 +24,7 @@ from sftriage.base.files import refusing
 from sftriage.base.loops import LogOnce, Loop
 from sftriage.controller.agents import Corroboration, DesiredCaptures, Fleet, ResumeState, WindowAssembly, resume_state
 from sftriage.controller.controller import Controller, shape_of
+from sftriage.controller.hang_capture import HangCaptures, HangFound, stored_report
 from sftriage.errors import SftriageError
 from sftriage.model.captures import ENDED, CaptureResult, Decision, ManualRequest, Report, Reproduced
 from sftriage.model.events import DiskRecovered, JobBroken, JobObserved, Resumed, RingGivenUp, TakenOver
@@ -102,7 +103,7 @@ class Triage:
             controller = self._controller = Controller(*parts, nsys=directory.nsys.exists())
             about = info.job, info.run_id
             self._stream.add(Webhooks(*about, lambda: {rule.name: rule for rule in controller.policies.rules}))
-            self._captures = DesiredCaptures()
+            self._captures, self._hangs, self._about = DesiredCaptures(), HangCaptures(), (info.job, info.run_id)
             self._evidence = Corroboration()
             self._held = held.pop_all()
         self._annotate = partial(self._disk.do, queue="annotations", patience_s=STORING_S)
@@ -139,10 +140,10 @@ class Triage:
         self.turn()
         self._failures.run("finding out which rank went first", lambda: [*map(self._controller.record, broken())])
         deadline_s = time.monotonic() + self._share_s()
-        while self._captures.unended and time.monotonic() < deadline_s:
+        while (*self._captures.unended, *self._hangs.unended) and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
             self.turn()
-        for wanted in self._captures.unended:
+        for wanted in (*self._captures.unended, *self._hangs.unended):
             late = CaptureResult(wanted.capture_id, wanted.rank, "expired", "no answer by the end of the job")
             self._take_report(Report(late))
         self._failures.report()
@@ -204,8 +205,15 @@ class Triage:
         counts = left.n_windows, left.n_stored
         self._controller.record(TakenOver(time.time(), socket.gethostname(), os.getpid(), *counts))
         self._stream.publish(Resumed(tuple(request for request, _ in left.unended.values())))
+        stored = self._annotations.store.ids()
         for capture_id, (request, trigger) in left.unended.items():
-            self._captures.resume(request, trigger, left.attempts[capture_id])
+            attempt = left.attempts[capture_id]
+            if not request.of_whole_job:
+                self._captures.resume(request, trigger, attempt)
+                continue
+            self._hangs.add(request, attempt, trigger.first_step, self._now_s(), None, resumed=True)
+            if capture_id in stored:
+                self._take_report(stored_report(self._annotations.store.manifest(capture_id)))
 
     def turn(self, *, reads: bool = True) -> None:
         """One turn: judge new windows, start captures, note those that have ended.
@@ -220,6 +228,7 @@ class Triage:
             ("reading and judging steps", self._judge),
             ("looking for a stall", self._check_stall),
             ("gathering evidence", self._gather),
+            ("gathering the evidence of a hang", self._gather_hangs),
             ("taking manual requests", self._take_requests),
             ("starting and noting captures", self._update_captures),
             ("mitigation", self._mitigate),
@@ -276,6 +285,18 @@ class Triage:
         if found is not None:
             self._controller.record(found)
 
+    def _gather_hangs(self) -> bool:
+        found = [*self._hangs.poll(self._fleet, self._now_s(), time.time())] if self._hangs.unended else []
+        for each in found:
+            if isinstance(each, HangFound):
+                # (known before anything is written, should the disk be what hangs)
+                self._controller.explained(each.event(time.time()))
+                trigger = self._controller.trigger_of(each.request.capture_id)
+                self._annotate(partial(self._annotations.keep, each, trigger, *self._about, self._reports.append))
+            else:
+                self._reports.append(Report(each))
+        return bool(found)
+
     def _take_requests(self) -> None:
         for request, job in self._manual.due(self._fleet.statuses, self._now_s(), ended=self._ended):
             if not self._controller.answered(request):
@@ -297,6 +318,10 @@ class Triage:
                 gone = CaptureResult(*about, "failed", "the job ended before the capture began")
                 self._controller.changed(gone, time.time())
             return
+        for request in requests:
+            if request.of_whole_job:
+                self._hangs.add(request, decision.attempt, decision.first_step, self._now_s(), self._job)
+        requests = tuple(request for request in requests if not request.of_whole_job)
         if len(requests) > 1 and (job := self._fleet.statuses()) is not None:
             requests = in_the_same_steps(requests, int(job.step_R.max()), self._step_s)
         triggers = {request.capture_id: self._controller.trigger_of(request.capture_id) for request in requests}
@@ -318,9 +343,10 @@ class Triage:
             self._controller.changed(report.result, time.time())
             return
         wanted, result = self._captures.ended(report.result)
+        generation = self._hangs.ended(result.capture_id) if wanted is None else wanted.generation
         found = None
         if result.state == "stored":
-            attempt = self._attempt if wanted is None or wanted.generation is None else wanted.generation
+            attempt = self._attempt if generation is None else generation
             found = self._reproduced(result, attempt)
             remarks = tuple(self._evidence.remarks.get(result.rank, ()))
             slowed = self._evidence.slowed.get(result.rank)

@@ -1,4 +1,4 @@
-"""A real job that only takes its time, then hangs in one stage after the other, and has its stacks taken."""
+"""A real job that only takes its time, then hangs in one stage after the other, and is captured as a whole."""
 
 import json
 import os
@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
+from sftriage.model.events import CaptureChanged, CauseFound
+from sftriage.model.hangs import HANG_NAME, HangEvidence
+from sftriage.runs.journal import read_journal
 from sftriage.traces.manifest import Manifest
 from tests.integration.conftest import own_environment
 from tests.integration.policies import policy
@@ -19,7 +23,7 @@ from tests.integration.runs import captures, verdicts
 HANG = Path(__file__).parent / "jobs" / "hang.py"
 RULE = """name: stuck, match: {label: stalled},
   capture: {profiler: stacks, max_seconds: 30}"""
-POLICY = policy(RULE, detection="window_steps: 20")
+POLICY = policy(RULE, detection="window_steps: 20", limits="captures_per_run: 2")
 PAUSE_S = 12.0
 """Longer than what is a stall inside a stage."""
 IN_FORWARD, IN_BACKWARD, STOPPED = 120, 130, 140
@@ -29,8 +33,8 @@ class Stood(NamedTuple):
     run: Path
     pid: int
     stalls: list[dict[str, Any]]
-    stacks: dict[str, Any]
-    manifest: Manifest
+    evidence: list[HangEvidence]
+    manifests: list[Manifest]
     status: int
     out: str
     err: str
@@ -61,14 +65,15 @@ def stood(tmp_path_factory) -> Stood:
         return int((directory / f"hung-{step}").read_text(encoding="ascii"))
 
     with ended(job):
-        # WHEN a rank hangs in a function of the job's own, its stall is seen, and its stacks are taken meanwhile
+        # WHEN a rank hangs in a function of the job's own, its stall is seen, and all ranks are captured meanwhile
         pid = hung(IN_FORWARD)
         wait_until(lambda: stalls(run))
-        (manifest,) = wait_until(lambda: captures(run))
+        wait_until(lambda: captures(run))
         (directory / f"release-{IN_FORWARD}").touch()
         # WHEN it hangs where all of them wait for each other
         hung(IN_BACKWARD)
         wait_until(lambda: len(stalls(run)) > 1)
+        wait_until(lambda: len(captures(run)) > 1)
         (directory / f"release-{IN_BACKWARD}").touch()
         # WHEN it is stopped in forward, where nothing else holds it
         os.kill(hung(STOPPED), signal.SIGSTOP)
@@ -76,8 +81,10 @@ def stood(tmp_path_factory) -> Stood:
         wait_until(lambda: len(stalls(run)) > 2)
         os.kill(pid, signal.SIGCONT)
         out, err = job.communicate(timeout=DEADLINE_S)
-    stacks = json.loads((run / "captures" / manifest.capture_id / "stacks.json").read_text(encoding="utf-8"))
-    return Stood(run, pid, stalls(run), stacks, manifest, job.returncode, out, err)
+    manifests = sorted(captures(run), key=lambda one: one.capture.first_step)
+    files = [run / "captures" / one.capture_id / HANG_NAME for one in manifests]
+    evidence = [msgspec.json.decode(file.read_bytes(), type=HangEvidence) for file in files]
+    return Stood(run, pid, stalls(run), evidence, manifests, job.returncode, out, err)
 
 
 def test_a_rank_that_hangs_is_named_with_its_stage_and_pauses_that_a_job_makes_are_no_stalls(stood):
@@ -106,24 +113,32 @@ def test_who_watches_is_told_of_each_stall_in_a_line_and_it_is_among_the_decisio
     assert "rank 1 in forward" in said[0]
     decided = json.loads(start("decisions", "--run", stood.run, "--json").communicate(timeout=60)[0])
     outcomes = [(one["outcome"], one["rule"]) for one in decided if one["label"] == "stalled"]
-    assert outcomes[0] == ("capture", "stuck")
-    assert "capture" not in [outcome for outcome, _ in outcomes[1:]]
+    assert outcomes[:2] == [("capture", "stuck")] * 2
+    assert "capture" not in [outcome for outcome, _ in outcomes[2:]]
     assert "stalled" in start("decisions", "--run", stood.run).communicate(timeout=60)[0]
 
 
-def test_the_stacks_of_a_rank_that_hangs_name_the_function_it_hangs_in(stood):
-    stacks, manifest = stood.stacks, stood.manifest
-    # THEN they are those of that rank and process, in the step and stage it hangs in
-    assert (stacks["rank"], stacks["pid"], stacks["step"], stacks["stage"]) == (1, stood.pid, IN_FORWARD, "forward")
-    assert stacks["in_stage_s"] >= 10.0
-    # AND the thread that trains shows the function, and the one that called it
-    names = [[frame["name"] for frame in thread["frames"]] for thread in stacks["threads"]]
-    (training,) = [frames for frames in names if "main" in frames]
-    assert training.index("hang") < training.index("main")
-    # AND there is room for the calls of its flight recorder
-    assert {"calls", "groups"} <= stacks.keys()
-    # AND the manifest links them to the stall
-    assert (manifest.capture.profiler, manifest.capture.rank, manifest.trigger.label) == ("stacks", 1, "stalled")
-    assert [one.name for one in manifest.artefacts] == ["stacks.json"]
-    assert "function names" in manifest.may_contain
+def test_a_stall_ends_in_one_capture_of_all_ranks_that_says_where_the_rank_hangs(stood):
+    for manifest, evidence, step in zip(stood.manifests, stood.evidence, (IN_FORWARD, IN_BACKWARD), strict=True):
+        # THEN it holds what all ranks report of that step
+        assert (evidence.step, evidence.world_size, [one.rank for one in evidence.ranks]) == (step, 3, [0, 1, 2])
+        assert evidence.ranks[1].pid == stood.pid
+        # AND the rank and its line follow from it, also where all ranks are inside the sync stage
+        hang = evidence.hang
+        assert (hang.kind, hang.ranks, hang.blocked[0].place.function) == ("absent", (1,), "hang")
+        # AND the manifest has the same, and links it to the stall
+        assert (manifest.cause.code, manifest.cause.place.function) == ("absent", "hang")
+        assert (manifest.capture.profiler, manifest.capture.first_step, manifest.trigger.label) == (
+            *("stacks", step, "stalled"),
+        )
+        assert [one.name for one in manifest.artefacts] == [HANG_NAME]
+        assert "function names" in manifest.may_contain
     assert list((stood.run / "spool").iterdir()) == []
+    # AND each cause is on record before its capture is stored, and shown
+    found = [
+        event for event in read_journal(stood.run / "decisions.jsonl") if isinstance(event, CauseFound | CaptureChanged)
+    ]
+    assert [type(event) for event in found] == [CauseFound, CaptureChanged] * 2
+    for event in found[::2]:
+        assert (event.rank, event.sure) == (1, True)
+        assert event.sentence in stood.err

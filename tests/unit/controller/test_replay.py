@@ -155,9 +155,18 @@ def test_stacks_are_taken_at_once_and_disturb_no_window():
     assert outcomes(replayed) == ["ignore", "capture", "ignore", "capture", "ignore"]
     # AND the clock never goes back, though the recorded steps do not show the stall
     assert [one.time_s for one in replayed] == sorted(one.time_s for one in replayed)
-    # AND of the missing rank, and of a healthy one beside it
-    assert [(request.rank, request.role) for request in replayed[1].decision.requests] == [
-        (1, "suspect"),
-        (0, "control"),
-    ]
-    assert replayed[1].captured_steps == (None, None)
+    # AND of the missing rank and all others, as the last window has them
+    (request,) = replayed[1].decision.requests
+    assert (request.rank, request.detail_ranks) == (1, (0, 1, 2, 3))
+    assert replayed[1].captured_steps == (None,)
+
+
+def test_a_stall_in_which_nobody_is_missing_is_captured_once_a_window_shows_the_ranks():
+    rule = {"name": "hung", "match": {"label": "stalled"}, "capture": {}, "cooldown": "0s"}
+    wanted, windows = make_policy(rule, detection=DETECTION), [window(0, late_s=0.0), window(20, late_s=0.0)]
+    stalls = [replace(stall(step, 90.0), reasons=("in_sync",), suspects=()) for step in (10, 25)]
+    replayed = [one.decision for one in replay(windows, wanted, 0.0, stalls) if one.verdict.label == "stalled"]
+    # THEN the first is held, for before the first window no rank is known
+    assert [one.outcome for one in replayed] == ["hold", "capture"]
+    (request,) = replayed[1].requests
+    assert (request.rank, request.detail_ranks) == (0, (0, 1, 2, 3))

@@ -125,4 +125,7 @@ def outcome(decision: Decision) -> str:
     what = [decision.outcome, f"by {decision.rule}" if decision.rule else ""]
     what += [f"{', '.join({one.profiler for one in decision.requests})} of" if decision.requests else ""]
     what += [", ".join(ranks["suspect"]), f"beside {', '.join(ranks['control'])}" if ranks["control"] else ""]
+    what += [
+        f"and all, in detail {', '.join(map(str, one.detail_ranks))}" for one in decision.requests if one.of_whole_job
+    ]
     return f"{' '.join(filter(None, what))}: {reason_sentence(decision)}"

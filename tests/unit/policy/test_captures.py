@@ -6,12 +6,13 @@ from functools import partial
 import pytest
 
 from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest
+from sftriage.model.verdicts import Verdict
 from sftriage.policy.captures import decide_manual_request, in_the_same_steps, trigger
 from sftriage.policy.engine import decide
 from sftriage.policy.state import State, charged, finished
 from sftriage.words.decisions import reason_sentence, resolution
 
-from .making import BEGUN, CAPTURING, NOW, in_a_row, job_at, make_policy, make_verdict, played
+from .making import BEGUN, CAPTURING, NOW, in_a_row, job_at, make_policy, make_verdict, of, played
 
 TELLING = {"name": "t", "match": {}, "notify": [{"webhook": {"url_from_env": "A"}}], "cooldown": "10m"}
 
@@ -56,28 +57,68 @@ def test_each_suspect_notifies_at_once_and_a_stall_once():
     assert [one.notify for one in decisions] == [("t",), ("t",), (), ("s",), ()]
 
 
-STACKS = {
-    "name": "hang",
-    "match": {"label": "stalled"},
-    "capture": {"profiler": "stacks", "sample": 3, "stacks": {"native": True}},
-}
+STACKS = {"name": "hang", "match": {"label": "stalled"}, "capture": {"profiler": "stacks", "max_seconds": 60}}
 
 
-def test_a_stall_is_captured_by_stacks_on_the_ranks_that_have_not_arrived():
-    verdict = make_verdict("stalled", reasons=("not_arrived",), ranks=(3,))
-    verdict = replace(verdict, suspects=(*verdict.suspects, replace(verdict.suspects[0], ranks=(5,), stage="forward")))
-    policy = make_policy(STACKS, concurrent_ranks=3)
-    decision, state = decide(verdict, policy, BEGUN, NOW)
+def stall(*suspects: tuple[int, ...], reasons: tuple[str, ...] = ("not_arrived",)) -> Verdict:
+    """A stall for which these have not arrived."""
+    verdict = make_verdict("stalled", reasons=reasons, ranks=None)
+    alike = make_verdict("stalled", ranks=(0,)).suspects[0]
+    return replace(verdict, suspects=tuple(replace(alike, ranks=ranks) for ranks in suspects))
+
+
+def test_a_stall_is_one_capture_of_all_ranks():
+    # GIVEN two ranks that have not arrived, one of them in another stage
+    verdict = stall((3,), (5,))
+    verdict = replace(verdict, suspects=(verdict.suspects[0], replace(verdict.suspects[1], stage="forward")))
+    policy = make_policy(STACKS)
+    decision, state = decide(verdict, policy, BEGUN, NOW, (4, 0))
     assert reason_sentence(decision) == "rule hang: not_arrived: rank 3 in data and 1 more"
-    taken = [(one.rank, one.profiler, one.steps, one.warmup_steps) for one in decision.requests]
-    assert taken == [(3, "stacks", 1, 0), (5, "stacks", 1, 0)]
-    assert decision.requests[0].options == {"native": True}
+    # THEN the first of them names it, no step is captured, and its time-box is short
+    (request,) = decision.requests
+    assert (request.rank, request.profiler, request.takes_steps, request.max_seconds) == (3, "stacks", False, 10.0)
+    assert request.options == {"whole_job": True, "detail": [0, 3, 4, 5]}
     assert resolution(decision)
-    # A rule that is about one of them takes that one
-    narrow = make_policy({**STACKS, "match": {"label": "stalled", "stage": ["forward"]}}, concurrent_ranks=3)
-    assert [one.rank for one in decide(verdict, narrow, BEGUN, NOW)[0].requests] == [5]
-    # THEN the next report of it has to wait
-    assert decide(verdict, policy, state, NOW + 1)[0].outcome == "throttle"
+    # AND it counts once, and keeps no rank busy
+    assert (state.captures, state.asked_s, state.busy_ranks()) == (1, (NOW,), {})
+    # AND a rule that is about one of them names it by that one
+    narrow = make_policy({**STACKS, "match": {"label": "stalled", "stage": ["forward"]}})
+    (request,) = decide(verdict, narrow, BEGUN, NOW, (4, 0))[0].requests
+    assert (request.rank, request.options["detail"]) == (5, [0, 3, 4, 5])
+
+
+def test_one_stall_is_captured_once_in_a_cooldown_and_another_one_at_once():
+    policy = make_policy({**STACKS, "cooldown": "10m"})
+
+    def decided_after(first, second, wait_s):
+        decision, state = decide(first, policy, BEGUN, NOW, (0, 1))
+        (request,) = decision.requests
+        state = finished(State.from_json(state.to_json()), of(request.capture_id, "stored"), NOW + 2)
+        return decide(second, policy, state, NOW + wait_s, (0, 1))[0].reason
+
+    one, other, nobody = stall((2,)), stall((3,)), stall(reasons=("in_sync",))
+    # THEN the same ranks wait for the cooldown, whatever their stage and reason, and so does a stall of no rank
+    same = replace(one, reasons=("died",), suspects=(replace(one.suspects[0], stage="forward"),))
+    assert [decided_after(one, same, wait_s) for wait_s in (30.0, 601.0)] == ["cooldown", "rule_matched"]
+    assert [decided_after(nobody, nobody, wait_s) for wait_s in (30.0, 601.0)] == ["cooldown", "rule_matched"]
+    # AND other ranks do not
+    assert [decided_after(one, other, 30.0), decided_after(nobody, one, 30.0)] == ["rule_matched"] * 2
+
+
+def test_a_failed_capture_of_a_stall_is_retried_like_any_other():
+    policy = make_policy({**STACKS, "cooldown": "10m"})
+    decision, state = decide(stall((2,)), policy, BEGUN, NOW, (0, 1))
+    state = finished(state, of(decision.requests[0].capture_id), NOW + 10)
+    assert decide(stall((2,)), policy, state, NOW + 60, (0, 1))[0].reason == "after_failures"
+    assert decide(stall((2,)), policy, state, NOW + 71, (0, 1))[0].reason == "rule_matched"
+
+
+def test_the_trigger_of_a_stall_suspects_all_ranks_if_they_look_alike():
+    policy = make_policy(STACKS)
+    for verdict, scope, ranks in ((stall((3,)), "rank", (3,)), (stall(reasons=("in_sync",)), "all", (0, 1, 2))):
+        decision, _ = decide(verdict, policy, BEGUN, NOW, (2, 0, 1))
+        why = trigger(verdict, policy, decision, decision.requests[0])
+        assert (why.label, why.scope, why.ranks, why.rule) == ("stalled", scope, ranks, "hang")
 
 
 LARGEST_S = 0.02

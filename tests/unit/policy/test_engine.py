@@ -28,7 +28,11 @@ def decided(given: str) -> tuple[Decision, State, State]:
     about["fired_s"] = {key: NOW + at_s for key, at_s in about.pop("fired_s", {}).items()}
     about["asked_s"] = tuple(NOW + at_s for at_s in about.pop("asked_s", ()))
     about["running"] = {f"w1-50-r{rank}-x-1": Running(rank, NOW + 60) for rank in about.pop("running", ())}
+    if "whole_job" in about:
+        about["running"] = {"w1-1-r5-x-1": Running(about.pop("whole_job"), NOW + 60, of_whole_job=True)}
     peers = case.pop("peers", ())
+    # (a large job is written as its number of ranks)
+    peers = range(peers) if isinstance(peers, int) else peers
     verdict = verdict_in(case)
     state = replace(BEGUN, **about)
     return *decide(verdict, policy, state, NOW, peers), state
@@ -44,7 +48,7 @@ def test_truth_table(given, expected):
     held = decision.reason in ("contended", "one_off", *get_args(SystemCode))
     reasons = decision.parameters.get("reasons", ())
     assert bool(resolution(decision)) == (decision.outcome == "throttle" or held or bool(reasons))
-    if decision.label == "stalled" and not decision.requests:
+    if decision.label == "stalled" and decision.outcome in ("hold", "ignore"):
         assert resolution(decision) == advice(reasons)
     if decision.outcome == "throttle":
         of_periods = {"captures_last_hour", "captures_per_hour", "captures_last_day", "captures_per_day"}

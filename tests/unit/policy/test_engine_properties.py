@@ -156,8 +156,9 @@ def played(events: list[Event], policy: PolicySet, peers: tuple[int, ...] = (), 
         decision, state = decide(verdict, policy, state, now_s, peers)
         found.history.append((event, decision))
         found.spent_s.append(spent_s)
-        assert len({one.rank for one in state.running.values()}) == len(state.running)
-        assert len(state.running) <= policy.limits.concurrent_ranks
+        profiled = [one.rank for one in state.running.values() if not one.of_whole_job]
+        assert len(set(profiled)) == len(profiled) <= policy.limits.concurrent_ranks
+        assert len(state.running) <= len(profiled) + 1
         assert {request.capture_id for request in decision.requests} <= set(state.running)
         found.state = state
     return found
@@ -211,7 +212,8 @@ def nothing_is_captured_without_a_suspect_that_its_rule_is_about(found, policy, 
         suspects = {request.rank for request in decision.requests if request.role == "suspect"}
         controls = {request.rank for request in decision.requests if request.role == "control"}
         assert suspects
-        assert suspects <= set(event.ranks or ())
+        assert [request.of_whole_job for request in decision.requests].count(True) == (event.label == "stalled")
+        assert suspects <= set(event.ranks or (peers if event.label == "stalled" else ()))
         assert controls <= set(peers) - set(event.ranks or ())
         if event.label == "suspect":
             assert event.pattern != "one-off"

@@ -53,17 +53,19 @@ WHOLE = yaml.safe_load((HERE / "whole.yaml").read_text(encoding="utf-8"))
 def test_the_whole_document_is_read():
     spec = TriagePolicy.model_validate(WHOLE).spec
     assert (spec.limits.captures_per_hour, spec.limits.day_limit, spec.limits.captures_per_run) == (4, 20, 50)
-    slow, page, deep, _, hang = spec.rules
+    slow, page, deep, _, hang, frames = spec.rules
     assert (slow.lasts(spec.detection).steps, page.lasts(spec.detection).steps, page.capture) == (60, 1, None)
     assert page.notify[0].webhook.url_from_env == "SFTRIAGE_WEBHOOK"
     assert slow.capture is not None
     assert deep.capture is not None
     assert hang.capture is not None
+    assert frames.capture is not None
     assert (slow.capture.sample, slow.capture.control_ranks, deep.capture.ranks) == (2, 1, (0, 1))
     off = dict.fromkeys(("record_shapes", "with_stack", "profile_memory"), False)
     assert options_of(slow.capture, Means("torch")) == {"sample_stacks": True, "samples_per_second": 200, **off}
     assert options_of(deep.capture, Means("nsys")) == {"trace": ["cuda"], "sample": "cpu", "sqlite": False}
-    assert options_of(hang.capture, Means("stacks", once=True)) == {"native": True}
+    assert (hang.capture.sample, hang.capture.control_ranks) == (8, 1)
+    assert options_of(frames.capture, Means("stacks", once=True)) == {"native": True}
     assert (spec.limits.overhead_fraction, spec.active.trigger) == (0.005, None)
     assert spec.retention is not None
     assert (spec.retention.age_s, spec.retention.size_bytes) == (14 * 86400, 50 * 2**30)
@@ -78,11 +80,12 @@ def test_a_filled_policy_is_equivalent_and_valid():
     again = TriagePolicy.model_validate(filled)
     assert again == policy
     assert again.filled() == filled
-    slow, _, deep, _, hang = filled["spec"]["rules"]
+    slow, _, deep, _, hang, frames = filled["spec"]["rules"]
     assert slow["for"] == "60 steps"
     assert not {"nsys", "stacks", "ranks"} & set(slow["capture"])
     assert not {"torch", "stacks", "sample"} & set(deep["capture"])
-    assert not {"torch", "nsys", "steps", "warmup_steps"} & set(hang["capture"])
+    assert not {"torch", "nsys", "stacks", "steps", "warmup_steps"} & set(hang["capture"])
+    assert frames["capture"]["stacks"] == {"native": True}
     assert "None" not in str(filled)
 
 
