@@ -242,10 +242,9 @@ class State:
                 fired_s[running.key] = max(running.fired_s, fired_s.get(running.key, running.fired_s))
         return fired_s
 
-    def busy_ranks(self, now_s: float = -math.inf) -> dict[int, str]:
-        """The ranks in which a profiler runs, each with its capture, without those past their deadline at ``now_s``."""
-        running = sorted(self.running.items())
-        return {one.rank: at for at, one in running if not one.of_whole_job and one.deadline_s > now_s}
+    def busy_ranks(self) -> dict[int, str]:
+        """The ranks that are captured one by one, each with its capture."""
+        return {one.rank: at for at, one in sorted(self.running.items()) if not one.of_whole_job}
 
     @property
     def suspects(self) -> frozenset[str]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from sftriage.mitigate import advice as remedies
-from sftriage.model.events import CostMeasured, JobPaused, Pipeline, RemedyChanged
+from sftriage.model.events import CostMeasured, JobBroken, JobPaused, Pipeline, RemedyChanged
 from sftriage.model.verdicts import is_informative
 from sftriage.model.windows import plain
 from sftriage.policy.state import Losses
@@ -117,6 +117,10 @@ class RunSummary:
             self._judge(decisive_row(view.rows))
         else:
             self.health, self.sentence = _unjudged(view)
+        broken = next((note for note in reversed(view.notes) if isinstance(note, JobBroken)), None)
+        if broken is not None and not (broken.restarted or view.going):
+            before = f" Before that: {self.sentence}" if view.rows else ""
+            self.sentence = f"{words.event_sentence(broken)}{before}"
 
     @property
     def state(self) -> Literal["waiting", "warming_up", "going", "ended"]:

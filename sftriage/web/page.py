@@ -187,6 +187,7 @@ NOTE_WORDS = {
     "disk": "disk",
     "ring": "rank missing",
     "pause": "pause",
+    "broken": "departure",
 }
 LABEL_WORDS = {"healthy": "healthy", "needs_evidence": "undecided", "suspect": "suspect", "stalled": "stalled"}
 STATE_WORDS = {
