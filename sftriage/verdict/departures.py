@@ -110,8 +110,9 @@ def broken_by(ranks: Sequence[RankEnd], job: JobEnd, time_s: float) -> JobBroken
     classes = {end.rank: _class_of(end) for end in ranks}
     first = _first(ranks, classes)
     failed = [end for end in ranks if classes[end.rank] == "followed" and end not in first]
-    noticed_s = min((end.time_s for end in first or failed if end.time_s is not None), default=time_s)
-    if not (first or failed) or (job.signalled_s is not None and noticed_s >= job.signalled_s - TIE_S):
+    raised = [end for end in ranks if classes[end.rank] == "first" and end.error]
+    noticed_s = min((end.time_s for end in first or failed or raised if end.time_s is not None), default=time_s)
+    if not (first or failed or raised) or (job.signalled_s is not None and noticed_s >= job.signalled_s - TIE_S):
         return None
     others = [end for end in ranks if end not in first and end not in failed and classes[end.rank] != "alive"]
     return JobBroken(
