@@ -186,9 +186,16 @@ class KernelLog:
     def killed(self) -> frozenset[int]:
         """The processes that were killed for lack of memory."""
         found: set[int] = set()
-        with contextlib.suppress(OSError):
-            while self._descriptor >= 0 and (record := os.read(self._descriptor, 8192)):
-                found |= {int(pid) for pid in _KILLED.findall(record)}
+        while self._descriptor >= 0:
+            try:
+                record = os.read(self._descriptor, 8192)
+            except BrokenPipeError:  # (messages were overwritten before they were read)
+                continue
+            except OSError:
+                break
+            if not record:
+                break
+            found |= {int(pid) for pid in _KILLED.findall(record)}
         return frozenset(found)
 
     def close(self) -> None:
