@@ -25,12 +25,14 @@ from sftriage.runs.liveness import note_launcher
 from sftriage.runtime import hosting
 from sftriage.runtime.carrying import under_seams
 from sftriage.runtime.copies import Keeping
+from sftriage.runtime.ends import JobEnds
 from sftriage.runtime.first_step import FirstStep, suppressed
 from sftriage.runtime.hub_server import HubOptions, HubServer
 from sftriage.runtime.launcher import Launcher, Triaged
 from sftriage.runtime.nsys_launch import NsysLaunch, remove_place, wrapped
 from sftriage.runtime.rings import make_rings_directory, note_steps, remove_rings_directory, variables_of
 from sftriage.trainer.monitor import RUN_ENV
+from sftriage.words.departures import broken_sentence
 
 log = logging.getLogger("sftriage")
 
@@ -95,6 +97,8 @@ class HostRun:
                 self._held.callback(RunDirectory(directory).nsys.unlink, missing_ok=True)
                 self._held.callback(remove_place, launch.place)
             self._auto = self._held.enter_context(under_seams(directory, self._rings)) if auto else {}
+            self._ends = JobEnds(self._rings)
+            self._held.callback(self._ends.close)
             if required:
                 options.check()
                 self._lead()
@@ -134,6 +138,9 @@ class HostRun:
             elif launcher.status is not None:
                 with suppressed():
                     first.end(launcher.status, launcher.last_signal)
+                    for event in self._ends.broken(launcher):
+                        # (on other hosts, ranks only followed)
+                        (log.warning if event.first else show)(broken_sentence(event))
             if self._host is not None:
                 self._host.finish(launcher.left_s(hosting.HURRY_S), logs=not terminated)
             if self._controller is None:
