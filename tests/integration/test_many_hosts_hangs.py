@@ -9,11 +9,13 @@ import time
 
 import pytest
 
-from sftriage.fleet import hangs, over_nats
+from sftriage.fleet import hangs, over_nats, wire
 from sftriage.fleet.hosts import Generations
 from sftriage.fleet.hub import Leader, Lease, Subjects, make_places
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.transfers import Fetching
+from sftriage.fleet.wire import MAX_PARTS, encode_evidence
+from sftriage.model.hangs import RankEvidence
 from sftriage.runtime.controlling import KeptRows
 from sftriage.traces.disk import Disk
 from sftriage.traces.store import LocalStore
@@ -31,7 +33,7 @@ class TwoHosts(Processes):
         super().__init__(directory, {**environment, "PYTHONPATH": str(ROOT)})
         self.world_size = 2 * ranks
         _, port = self._held.enter_context(own_hub(directory))
-        hub = self._held.enter_context(connection(port, directory / "secret"))
+        self.port, hub = port, self._held.enter_context(connection(port, directory / "secret"))
         lease = Lease(hub, PLACES, Leader("run-1", "here", 1))
         hub.call(make_places(hub, PLACES, "run-1"), 20.0)
         keep, fetching = KeptRows(directory / "steps", None, Disk()), Fetching(LocalStore(directory), directory)
@@ -127,6 +129,42 @@ def test_a_host_that_does_not_answer_has_its_last_status(two_hosts, killed, monk
         assert (evidence.host, evidence.pid, evidence.alive, evidence.closed) == ("host-1", pid, True, False)
     assert (found[2].step, found[2].stage) == (7, "data")
     assert found[2].in_stage_s > 0.0
+
+
+FORGED = RankEvidence(0, "host-0", 1, answered=True, problem="forged")
+REPLIES = {
+    "no message": (b"\x1b[2J", 1, "the answer of its host cannot be read: "),
+    "the evidence of another host's rank": (encode_evidence([FORGED])[0], 1, hangs.UNKNOWN),
+    "the same part again": (wire._framed(wire._packed_evidence([FORGED], MAX_PARTS)), MAX_PARTS, hangs.UNKNOWN),
+}
+
+
+@pytest.mark.parametrize("kind", REPLIES)
+def test_the_answer_of_one_host_changes_nothing_of_the_others(two_hosts, kind):
+    # GIVEN a job on two hosts, in place of one of which somebody answers with something else
+    job = two_hosts()
+    job.agents[1].kill()
+    job.agents[1].wait(DEADLINE_S)
+    data, n_queries, problem = REPLIES[kind]
+    queries = []
+
+    async def answer(message):
+        queries.append(message.data)
+        await message.respond(data)
+
+    with connection(job.port, job.directory / "secret") as other:
+        other.call(other.client.subscribe(PLACES.query("host-1"), cb=answer), 10.0)
+        other.call(other.client.flush(), 10.0)
+        found, took_s = job.gathered(0, 2)
+    # THEN the ranks of the other host have their own evidence, in time
+    assert took_s < hangs.PATIENCE_S + 2.0
+    assert len(queries) == n_queries
+    assert [(evidence.answered, evidence.problem) for evidence in found[:2]] == [(True, "")] * 2
+    # AND those of that one a reason
+    for evidence in found[2:]:
+        assert not evidence.answered
+        assert evidence.problem.startswith(problem)
+        assert evidence.problem.isprintable()
 
 
 def test_the_evidence_of_64_ranks_comes_in_time(two_hosts):
