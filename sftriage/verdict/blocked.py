@@ -38,6 +38,10 @@ COLLECTIVES = frozenset(
         "scatter_object_list",
         "barrier",
         "monitored_barrier",
+        "init_process_group",
+        "new_group",
+        "new_subgroups",
+        "init_device_mesh",
     ]
 )
 _TRANSFERS: dict[str, BlockedCode] = {

@@ -29,7 +29,7 @@ MAX_SHIFT = 64
 MAX_TRIALS, MAX_SIDES = 256, 4
 """How often a shift is tried in a group, and for how many different calls under one number."""
 CERTAIN_OVERLAP = 3
-"""So many shifted calls in a row show a shift by themselves; fewer only with the program's order or the step."""
+"""Shifted calls in a row that show a shift by themselves; fewer do with the program's usual order, or the step."""
 REALIGNED_CALLS = 3
 """Ranks that agree on the last calls have not parted, whatever they called before."""
 _SIZES_DIFFER = ("all_to_all", "alltoall", "gather", "scatter", "send", "recv", "coalesced")

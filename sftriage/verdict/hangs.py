@@ -221,10 +221,10 @@ class _Job:
         front = max(certain, key=lambda each: len(each.waiting))
         if front.group is None:
             return self._by_functions(front)
-        hang = self._hang("all_inside", front.group.members, front, ())
-        return replace(
-            hang, call=hang.other_call, other_call=None, numbers={"ended": front.ended} if front.ended else {}
-        )
+        numbers = {"ended": float(front.ended)} if front.ended else {}
+        inside = next(rank for rank in front.waiting if front.number in front.group.rows[rank].pending)
+        call = call_at(self.by_rank[inside], front.group.rows[inside], front.number or 0)
+        return replace(self._hang("all_inside", front.group.members, front, ()), call=call, numbers=numbers)
 
     def _by_functions(self, front: _Front) -> Hang:
         """All ranks are in collectives, of which only the functions are known."""
@@ -232,7 +232,7 @@ class _Job:
         votes = Counter(call.op for call in calls.values())
         if len(votes) == 1:
             hang = self._hang("all_inside", front.waiting, front, ())
-            return replace(hang, call=calls[front.waiting[0]])
+            return replace(hang, call=calls[front.waiting[0]], other_call=None)
         several = any(len(rank.groups) > 1 for rank in self.evidence.ranks)
         if several or "" in votes:
             return self._unknown("the ranks are in different collectives, perhaps of different groups")
@@ -296,31 +296,27 @@ class _Job:
     # Records
 
     def _hang(self, kind: HangKind, ranks: Collection[int], front: _Front | None, others: Collection[int]) -> Hang:
-        group = front.group if front else None
-        first = min(front.waiting, default=None) if front else None
-        call = self._call(front, first) if front and first is not None else None
+        """The record, without what ``ranks`` called; the call of the others is the one that most of them are in."""
+        group, number, call = (front.group, front.number, None) if front else (None, None, None)
+        if front and group and set(others) == {*front.waiting}:
+            first = {rank: min(group.rows[rank].pending) for rank in front.waiting}
+            number = min(Counter(first.values()).items(), key=lambda most: (-most[1], most[0]))[0]
+            others = [rank for rank in front.waiting if first[rank] == number]
+            call = call_at(self.by_rank[others[0]], group.rows[others[0]], number)
+        elif front and not group:
+            call = self._call_by_stack(front.waiting[0])
         return Hang(
             kind,
             tuple(ranks),
             tuple(dict.fromkeys(self.by_rank[rank].host for rank in ranks if rank in self.by_rank)),
             group.label if group else "",
             group.members if group else (),
-            front.number if front else None,
+            number,
             None,
             tuple(others),
             call,
             tuple(self.blocked(rank) for rank in [*ranks][:MAX_BLOCKED] if rank in self.by_rank),
         )
-
-    def _call(self, front: _Front, rank: int) -> Call | None:
-        if front.group is None or front.number is None:
-            return self._call_by_stack(rank)
-        calls = (
-            call_at(self.by_rank[each], front.group.rows[each], front.number)
-            for each in (rank, *front.waiting)
-            if front.number in front.group.rows[each].pending
-        )
-        return next((call for call in calls if call), None)
 
     def _call_by_stack(self, rank: int) -> Call:
         main = main_of(self.by_rank[rank].threads)

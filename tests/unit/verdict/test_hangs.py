@@ -464,6 +464,20 @@ def test_no_evidence_at_all_is_unknown():
 # Two faults, and many ranks
 
 
+def test_the_call_that_most_wait_in_is_the_one_named():
+    # GIVEN a source that waits in a broadcast, which the others left at once: they wait in the next call for rank 2
+    ranks = [rank(0, [*PAST, LOSS]), *others_in(LOSS, GRADIENTS)[1:], rank(2, PAST, 0, threads=[queue_get()])]
+    hang = hang_of(job(*ranks))
+    assert brief(hang) == ("absent", (2,), 8)
+    assert (hang.others, hang.other_call) == ((1, 3), GRADIENTS)
+
+
+def test_a_rank_that_does_not_join_a_new_group_is_absent():
+    frames = (library("_store_based_barrier", TORCH), library("new_group", TORCH), line("setup", 12))
+    hang = hang_of(job(*(rank(n, threads=[thread(*frames)]) for n in (0, 1, 3)), rank(2, threads=[queue_get()])))
+    assert (hang.kind, hang.ranks, hang.others, hang.other_call.op) == ("absent", (2,), (0, 1, 3), "new_group")
+
+
 def test_two_absent_ranks_are_both_named():
     ranks = others_in(GRADIENTS, world=8, odd=2)[:-1]
     late = [rank(2, PAST, 0, threads=[queue_get()]), rank(7, PAST, 0, threads=[thread(syscall="flock")])]
