@@ -182,10 +182,11 @@ def parting_of(
     ``front`` is the first number that has not ended, ``missing`` whether ranks have not come to it: then calls after it
     explain nothing.
     """
-    start = max((row.first for row in group.rows.values() if row.first <= front), default=front)
-    stop = max(row.first + len(row.calls) for row in group.rows.values())
+    recorded = {rank: row for rank, row in group.rows.items() if row.calls}
+    start = max((row.first for row in recorded.values() if row.first <= front), default=front)
+    stop = max((row.first + len(row.calls) for row in recorded.values()), default=front)
     rows: dict[bytes, tuple[Ids, list[int]]] = {}
-    for number, row in group.rows.items():
+    for number, row in recorded.items():
         ids = signatures.row(by_rank[number], row.calls)
         ids = (
             ids[start - row.first :]
@@ -199,7 +200,7 @@ def parting_of(
     for at, (ids, _) in enumerate(rows.values()):
         ids_CN[at, : len(ids)] = ids
     stream = _Streams(group, ids_CN, [ranks for _, ranks in rows.values()], start, by_rank, signatures, front - start)
-    earlier = any(row.first > 1 for row in group.rows.values())
+    earlier = any(row.first > 1 for row in recorded.values())
     found = stream.shifted() or stream.different(missing)
     return found and found._replace(before=earlier and found.number == start)
 

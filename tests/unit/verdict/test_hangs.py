@@ -174,6 +174,18 @@ def test_where_two_calls_alternate_the_step_tells(ahead, kind):
     assert brief(hang) == (kind, (2,), 7)
 
 
+@pytest.mark.parametrize(
+    ("mine", "theirs", "kind"),
+    [
+        ([GATHER], [call("barrier", number=8), GATHER], "different_collective"),  # another order, perhaps
+        ([call("all_reduce", (3,), number=91), GRADIENTS], [GRADIENTS], "different_sizes"),  # of the same line
+    ],
+)
+def test_one_call_alone_shows_no_shift(mine, theirs, kind):
+    hang = hang_of(job(*others_in(*theirs), rank(2, [*PAST, *mine])))
+    assert brief(hang) == (kind, (2,), 7)
+
+
 @pytest.mark.parametrize("who", [0, 1])
 def test_of_two_ranks_the_one_that_left_out_a_usual_call_has_skipped_it(who):
     # GIVEN a pair, of which one leaves out a call of every step, WHEN it has gone on
@@ -288,6 +300,30 @@ def test_a_rank_that_has_left_the_job_is_absent():
     assert (hang.blocked[0].code, hang.blocked[0].stage) == ("sleep", None)
 
 
+def test_what_ranks_have_queued_after_a_call_explains_nothing_while_a_rank_is_missing():
+    # GIVEN a device's queue: a call that rank 2 has not come to, and calls after it in which the others differ
+    ahead = [rank(n, [*PAST, GRADIENTS, [LOSS, GATHER][n == 3]], 2) for n in (0, 1, 3)]
+    assert brief(hang_of(job(*ahead, rank(2, PAST, 0, threads=[queue_get()])))) == ("absent", (2,), 7)
+
+
+def test_several_silent_ranks_are_not_accused():
+    # GIVEN half of the ranks without an answer, though their processes are there: perhaps they cannot answer
+    hang = hang_of(job(*(rank(n, [*PAST, LOSS]) for n in (0, 1)), *(silent(n, state="S") for n in (2, 3))))
+    assert (hang.kind, hang.reason) == ("unknown", "ranks 2 and 3 do not answer")
+
+
+def test_a_rank_that_counts_its_calls_but_does_not_record_them_is_compared_by_its_count():
+    # GIVEN a rank whose buffer has no calls, but whose group has counted as many as the others have called, or fewer
+    def counted(n):
+        return replace(rank(2, threads=[queue_get()]), groups=(replace(group([], [], 0), first=n + 1),))
+
+    assert brief(hang_of(job(*others_in(GRADIENTS), counted(6)))) == ("absent", (2,), 7)
+    assert hang_of(job(*others_in(GRADIENTS), counted(7))).kind == "all_inside"
+    # AND it hides no disagreement of the others
+    others = [*others_in(GRADIENTS, world=5), counted(7), rank(5, [*PAST[:5], GATHER, GRADIENTS], [6, 7])]
+    assert brief(hang_of(job(*others))) == ("different_collective", (5,), 6)
+
+
 # Waits that lead to others
 
 
@@ -299,6 +335,14 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_elsewhere():
     assert brief(hang) == ("elsewhere", (2,), 7)
     assert (hang.elsewhere, hang.elsewhere_ranks, hang.call.frames[0].line) == (("2", 1), (2, 3), 104)
     assert (hang.others, hang.other_call, hang.numbers["circle"]) == ((0, 1, 3), GRADIENTS, 1.0)
+
+
+def test_of_two_circles_one_is_named():
+    # GIVEN two ranks that both wait in their pairs
+    pairs = {2: ("2", PAIRS[2]), 5: ("4", ((4, 5, 1),))}
+    away = [rank(n, PAST, 0, others=[(*pairs[n], [GATHER], 1)]) for n in pairs]
+    hang = hang_of(job(*(rank(n, [*PAST, GRADIENTS]) for n in range(6) if n not in pairs), *away))
+    assert (*brief(hang), hang.elsewhere) == ("elsewhere", (2,), 7, ("2", 1))
 
 
 def test_a_group_of_unknown_members_is_not_complete():
@@ -328,15 +372,17 @@ def test_waits_are_followed_through_groups_to_the_rank_that_waits_for_none():
     assert (hang.others, hang.blocked[0].code) == ((1, 3, 7), "queue")
 
 
-def test_a_circle_of_waits_names_the_rank_without_which_there_were_none():
-    # GIVEN the same, where rank 5 waits in a call of all ranks, to which no other comes
+@pytest.mark.parametrize(("odd", "peer", "name"), [(5, 4, "dp1"), (4, 5, "dp0")])
+def test_a_circle_of_waits_names_the_rank_without_which_there_were_none(odd, peer, name):
+    # GIVEN the same, where rank 5 (or 4) waits in a call of all ranks, to which no other comes
     ranks = [mesh(n, (5, 0), (5, 1), 1) for n in (0, 1, 2, 3, 6, 7)]
-    alone = mesh(5, (4, 0), (4, 0))
+    alone = mesh(odd, (4, 0), (4, 0))
     table = [*alone.calls, GATHER]
     alone = replace(alone, calls=tuple(table), groups=(group([LOSS, GATHER], table), *alone.groups[1:]))
-    hang = hang_of(job(*ranks, mesh(4, (5, 1), (4, 0), 1), alone))
-    assert (hang.kind, hang.ranks, hang.group, hang.elsewhere) == ("elsewhere", (5,), "dp1", ("", 2))
+    hang = hang_of(job(*ranks, mesh(peer, (5, 1), (4, 0), 1), alone))
+    assert (hang.kind, hang.ranks, hang.group, hang.elsewhere) == ("elsewhere", (odd,), name, ("", 2))
     assert hang.call == GATHER
+    assert "tie" not in hang.numbers
 
 
 def test_a_disagreement_in_one_group_is_why_others_wait():
