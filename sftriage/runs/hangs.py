@@ -55,10 +55,13 @@ def requested_in(rows: Sequence[WindowRow], stalled: WindowRow | Verdict) -> fro
 def hang_found(
     rows: Sequence[WindowRow], notes: Sequence[Note], stalled: WindowRow | Verdict | None
 ) -> CauseFound | None:
-    """Why the job hangs in a stalled window, as its captures have shown it last; None for any other window."""
+    """Why the job hangs in a stalled window, as its captures have shown it last; None for any other window.
+
+    A later capture that does not show it, as of a job that is ended meanwhile, takes nothing back.
+    """
     requested = requested_in(rows, stalled) if stalled is not None and stalled.label == "stalled" else ()
-    found = (note for note in reversed(notes) if isinstance(note, CauseFound))
-    return next((note for note in found if note.capture_id in requested), None)
+    found = [note for note in notes if isinstance(note, CauseFound) and note.capture_id in requested]
+    return max(reversed(found), key=lambda note: note.code != "unknown", default=None)
 
 
 def hang_in(directory: RunDirectory, window: WindowJudged | None = None) -> CauseFound | None:

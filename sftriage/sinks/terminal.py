@@ -67,6 +67,8 @@ class LineSink(Sink):
             case events.TakenOver():
                 self.windows, self.captures = self.windows + event.windows, self.captures + event.captures
             case events.CauseFound() if event.capture_id in self._of_hangs:
+                if event.code == "unknown" and self.hang:
+                    return
                 self.hang = f"{caused(event)} {event.next_step}".strip()
                 self.say(self.hang)
             case events.CauseFound() | events.RemedyChanged() | events.DiskFailed() | events.DiskRecovered() if (

@@ -299,6 +299,8 @@ class Webhooks(Sink):
             return
         # (captures of several ranks, and of the control, may show the same cause)
         known, decision = self._causes.get(suspect), self._sent.get(suspect)
+        if known is not None and found.code == "unknown":
+            return
         keep_newest(self._causes, suspect, found)
         if decision is not None and (known is None or known.code != found.code):
             self._post(decision, partial(explained, found, decision))

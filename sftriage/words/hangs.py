@@ -352,7 +352,8 @@ def _does(blocked: Blocked, *, several: bool, in_circle: bool) -> str:
         verb, _, rest = phrase.partition(" ")
         phrase = f"{_verb((), verb)} {rest.replace('loads', 'load')}".rstrip()
     phrase = phrase.format_map(about)
-    circle = f", and rank {blocked.peer} waits for it in turn" if in_circle and blocked.code in ("recv", "send") else ""
+    circle = f", and rank {blocked.peer} waits for {'them' if several else 'it'} in turn"
+    circle = circle if in_circle and blocked.peer is not None else ""
     return f"{phrase}{_worker(blocked) if blocked.code == 'worker' else ''}{_spot(blocked)}{_holder(blocked)}{circle}"
 
 
@@ -370,6 +371,8 @@ def _spot(blocked: Blocked) -> str:
 
 def _holder(blocked: Blocked) -> str:
     at = _in(blocked.held_at)
+    if blocked.code == "file_lock" and blocked.peer is not None:
+        return f", held by rank {blocked.peer}{at}"
     if not blocked.held_by:
         return f", held{at}" if at else ""
     named = blocked.held_by.startswith(("thread ", "process ", "rank "))
@@ -470,6 +473,11 @@ def _unblock(hang: Hang) -> str:
         return f"Continue the worker{on}: kill -CONT {first.worker}; then find what stopped it."
     if first.code == "worker" and first.worker_state in ("gone", "Z"):
         return "Check the kernel log (dmesg) for out-of-memory, and the memory of the loader's workers (/dev/shm too)."
+    if first.code == "file_lock" and first.peer is not None:
+        lines = _lines(hang.other_call)
+        return (
+            f"Release the lock before the call in which rank {first.peer} waits{f': see {lines[0]}' if lines else ''}."
+        )
     places = (place for place in (first.place, first.worker_at, first.held_at) if place is not None)
     lines = list(dict.fromkeys(map(_at, places)))
     compare = f": compare {lines[0]} with {lines[1]}" if len(lines) == 2 else f": see {lines[0]}" if lines else ""

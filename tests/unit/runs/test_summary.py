@@ -115,6 +115,10 @@ def test_GIVEN_a_stall_WHEN_its_evidence_is_there_THEN_its_reason_is_the_headlin
     later = (row(0), stall(2), stall(1, requests=()))
     assert RunSummary(view(*later, notes=(FOUND,))).sentence == SENTENCE
     assert SENTENCE in RunSummary(view(*later, notes=(FOUND,), unwatched=True)).sentence
+    # AND a later capture that does not show it takes nothing back
+    unknown = CauseFound(9.0, "c-9", 2, "unknown", False, "It is not known.")
+    assert RunSummary(view(*later, notes=(FOUND, unknown))).sentence == SENTENCE
+    assert RunSummary(view(*later, notes=(unknown, FOUND))).sentence == SENTENCE
 
 
 @pytest.mark.parametrize(

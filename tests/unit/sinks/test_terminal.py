@@ -38,6 +38,8 @@ def stalls(*requests):
 def test_GIVEN_a_stall_WHEN_its_evidence_is_there_THEN_its_reason_is_printed_known_or_not(reporter, printed, hang):
     reporter.take(stalls(WHOLE))
     reporter.take(hang)
+    # (a later one that does not show it takes nothing back)
+    reporter.take(CauseFound(6.0, "c-1", 2, "unknown", False, "It is not known."))
     reporter.take(CaptureChanged(6.0, CaptureResult("c-1", 2, "stored", "", 60, 60), stored_bytes=2048))
     assert printed.getvalue().splitlines()[1:] == [
         "sftriage: Capturing where every rank is, and in which collective.",
