@@ -28,7 +28,7 @@ from sftriage.policy.captures import budget_s, decide_follow_up, decide_manual_r
 from sftriage.policy.engine import decide
 from sftriage.policy.in_force import PolicyFiles, PolicySet, change_lines
 from sftriage.policy.schema import Detection
-from sftriage.policy.state import State, charged, finished, left_open
+from sftriage.policy.state import GRACE_S, State, charged, finished, left_open
 from sftriage.verdict.accounting import FloatArray, medians
 from sftriage.verdict.evidence import Past
 from sftriage.verdict.judging import judge, reproduced
@@ -183,9 +183,9 @@ class Controller:
 
         ``now_ns`` is of a monotonic clock, read after ``job``.
         """
-        # Stacks hold up no rank for long. After a capture that a stopped rank does not answer, its stacks follow.
-        running = [one for one in self._state.running.values() if one.deadline_s > now_s and one.profiler != "stacks"]
-        capturing = {one.rank for one in running}
+        # A profiler holds up its rank within its time-box, and stacks do not: a rank that is stopped answers neither.
+        running = [one for one in self._state.running.values() if one.profiler != "stacks"]
+        capturing = {one.rank for one in running if one.deadline_s - GRACE_S > now_s}
         since = on_clock(job, self._watch.job, now_ns)
         verdict, self._watch = observe(since, self._watch, self._stalled_after_s, now_ns, capturing)
         if verdict is None:
