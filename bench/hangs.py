@@ -203,6 +203,17 @@ def reason_in(event: Event) -> tuple[str, str, float] | None:
     return None
 
 
+def after_start(events: Iterable[Event]) -> Iterator[Event]:
+    """Events without stalls of the first two steps, and their sentences: on a busy machine, torch imports that long."""
+    starting = False
+    for event in events:
+        stalled = isinstance(event, WindowJudged) and event.verdict.label == "stalled"
+        if isinstance(event, WindowJudged) and stalled:
+            starting = event.verdict.first_step <= 1
+        if not (starting and (stalled or isinstance(event, CauseFound))):
+            yield event
+
+
 def judged(
     kind: str,
     truths: tuple[Truth, ...],
@@ -215,7 +226,7 @@ def judged(
 ) -> Row:
     """The first sentence about a hang, and which parts of it are right; without one, a healthy job has to finish."""
     healthy, stall = kind.startswith("healthy"), None
-    for event in events:
+    for event in events if healthy else after_start(events):
         if isinstance(event, WindowJudged) and event.verdict.label == "stalled":
             stall = stall or event
         if (reason := reason_in(event)) is not None:
@@ -332,6 +343,7 @@ def over(kind: str, events: Sequence[Event], age_s: float) -> bool:
         return True
     if kind.startswith("healthy"):
         return False
+    events = list(after_start(events))
     if any(map(reason_in, events)):
         return True
     stalls = (event for event in events if isinstance(event, WindowJudged) and event.verdict.label == "stalled")

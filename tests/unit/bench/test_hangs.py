@@ -1,5 +1,7 @@
 """How `bench.hangs` judges a sentence about a hang."""
 
+from dataclasses import replace
+
 import pytest
 
 from bench.hangs import HANG_PY, OWN, Truth, judged, lines_of, own, own_kinds, policy_text, ranks_in
@@ -9,6 +11,8 @@ from tests.scenario import decision, verdict
 
 STALL = verdict(100, "stalled", reasons=("not_arrived",))
 STALLED = WindowJudged(verdict=STALL, decision=decision(STALL))
+START = replace(STALL, first_step=1)
+STARTING = WindowJudged(verdict=START, decision=decision(START))
 (LINE,) = lines_of(OWN, ["# line: evaluation"])
 AT = LINE.replace("\\b", "").replace("\\", "")
 
@@ -38,6 +42,7 @@ ROWS = {
     "another line": ([cause(RIGHT.code, RIGHT.sentence.replace(AT, f"{AT}0"))], "wrong", "1110"),
     "unknown": ([STALLED, cause("unknown", "Why the job hangs is not known.")], "unknown", "0000"),
     "the first counts": ([cause("unknown", ""), RIGHT], "unknown", "0000"),
+    "an earlier stall as it starts": ([STARTING, cause("absent", "Rank 1 imports."), STALLED, RIGHT], "right", "1111"),
     "a cause of slowness": ([STALLED, cause("sleep", RIGHT.sentence)], "nothing", "0000"),
     "nothing": ([STALLED], "nothing", "0000"),
 }
