@@ -40,7 +40,7 @@ MAX_RANGES, MAX_WORKERS = 256, 64
 
 _RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-_LOADER = ("/torch/utils/data/", "/multiprocessing/")
+_LOADER = "/torch/utils/data/"
 """Where a main thread waits for a worker."""
 
 
@@ -86,7 +86,7 @@ def answer(detail: bool) -> dict[str, Any]:
 
 
 def bounded(found: Found) -> dict[str, Any]:
-    """The oldest calls are left out first, then all threads but the main one, then the workers."""
+    """The oldest calls are left out first, then threads other than the main one, then the workers."""
     run = MAX_RUN
     while True:
         document = found.document(run)
@@ -96,7 +96,7 @@ def bounded(found: Found) -> dict[str, Any]:
         if run > MIN_RUN:
             run //= 2
         elif len(found.threads) > 1:
-            found = replace(found, threads=found.threads[:1])
+            found = replace(found, threads=found.threads[: len(found.threads) // 2])
         elif found.workers:
             found = replace(found, workers=[])
         else:
@@ -325,7 +325,7 @@ def ranges(ranks: Iterable[int]) -> tuple[tuple[int, int, int], ...] | None:
 def _add_workers(found: Found, detail: bool) -> None:
     known = list(children())[:MAX_WORKERS]
     main = found.threads[0] if found.threads else None
-    waits = main is not None and any(part in frame.file for frame in main.frames for part in _LOADER)
+    waits = main is not None and any(_LOADER in frame.file for frame in main.frames)
     # (one that is stopped or dead would only cost time)
     able = any(state_of(f"/proc/{pid}")[0] not in ("T", "t", "Z", "") for pid, _, _ in known)
     answers = WORKERS.threads(detail) if able and (waits or detail) else {}

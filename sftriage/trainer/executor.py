@@ -84,6 +84,7 @@ from sftriage.trainer.session import (
     TorchSession,
     TraceCost,
 )
+from sftriage.trainer.stacks import no_fork
 
 LAST_EXPORT_S = 10.0
 """How long an ending trainer waits for an export. The job is done, so nothing is held up."""
@@ -498,7 +499,7 @@ class Answering:
     def _run(self) -> None:
         # Leave signals to the program's threads: one handled here would not interrupt the main thread's wait.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), no_fork:
             # (now: once the program hangs, its disk may hang too)
             from sftriage.trainer import evidence  # noqa: F401
         with contextlib.suppress(Exception):

@@ -128,7 +128,7 @@ class Stacks:
     def close(self) -> None:
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._collects)
-        with _no_fork:
+        with no_fork:
             for schedstat in self._schedstats.values():
                 schedstat.close()
             self._wchan.close()
@@ -196,7 +196,7 @@ class Stacks:
             self._names[thread] = known.name if known is not None else f"thread {thread}"
             # (for the main thread of a forked process, threading has the id from before the fork)
             native_id = os.getpid() if known is threading.main_thread() else getattr(known, "native_id", None)
-            with _no_fork:
+            with no_fork:
                 found = self._schedstats[thread] = _TaskFile(native_id, "schedstat")
                 if thread == self._first:
                     self._wchan = _TaskFile(native_id, "wchan")
@@ -348,14 +348,15 @@ def _profile(
 
 _taken: weakref.WeakSet[Stacks] = weakref.WeakSet()
 
-# Held while a file is opened or closed, and by a thread that forks: a child closes all open files.
-_no_fork = threading.RLock()
+no_fork = threading.RLock()
+"""Held by a thread that forks, and while a file is opened or closed, as a child closes all open files. A module that
+another thread is importing when a process forks cannot be imported in the child."""
 
 
 def _in_child() -> None:
     for stacks in list(_taken):
         stacks.close()
-    _no_fork.release()
+    no_fork.release()
 
 
-os.register_at_fork(before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_in_child)
+os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=_in_child)

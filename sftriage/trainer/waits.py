@@ -132,7 +132,7 @@ class _Threads:
 
 
 def threads_of_this_process(detail: bool) -> tuple[ThreadEvidence, ...]:
-    """The main thread first; then, in detail, all others, or else those that hold the locks that keep it.
+    """The main thread, those that hold the locks that keep it, and in detail all others.
 
     Takes `LOOK_S`, and neither waits nor runs anything of the program.
     """
@@ -148,8 +148,8 @@ def threads_of_this_process(detail: bool) -> tuple[ThreadEvidence, ...]:
     frames = {ident: of for ident, of in frames.items() if ident == main or not names[ident].startswith(OURS)}
     package = program_package(frame.f_code.co_filename for frame in reversed(frames[main]))
     threads = _Threads(frames, names, native_ids, before, main, package)
-    chosen = list(frames)[:MAX_THREADS] if detail else _held_up(threads)
-    return tuple(threads.evidence(ident, detail) for ident in chosen)
+    chosen = dict.fromkeys((*_held_up(threads), *(frames if detail else ())))
+    return tuple(threads.evidence(ident, detail) for ident in list(chosen)[:MAX_THREADS])
 
 
 def _held_up(threads: _Threads) -> list[int]:
