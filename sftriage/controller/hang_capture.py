@@ -192,6 +192,8 @@ class _UnderWay:
         if not ranks:
             return self._failed("no host of the job has a rank of it any more")
         now = fleet.statuses()
+        if now is not None and now.attempt != self.attempt:
+            return self._failed("the job started again before its ranks had answered")
         world_size = max(0 if now is None else now.world_size, *(rank.rank + 1 for rank in ranks))
         in_order = tuple(sorted(ranks, key=lambda each: each.rank))
         evidence = HangEvidence(wall_s, self.attempt, self.step, world_size, in_order)

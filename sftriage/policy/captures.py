@@ -240,7 +240,7 @@ def places_left(bounds: Limits, state: State, now_s: float, target: Target | Non
 
 def ranks_limit(ranks: Sequence[int], bounds: Limits, state: State) -> Why | None:
     """Why these ranks cannot be captured now."""
-    running = state.busy_ranks()
+    running = state.busy_ranks
     for rank in ranks:
         if rank in running:
             return Why("rank_busy", {"rank": rank, "capture_id": running[rank]})
@@ -267,7 +267,7 @@ def limits_in_numbers(bounds: Limits, state: State, now_s: float) -> dict[str, f
         "captures_last_day": len(of_day.requested_s),
         "captures_per_day": of_day.limit,
         "largest_gain_s": state.largest_gain_s,
-        "running_ranks": len(state.busy_ranks()),
+        "running_ranks": len(state.busy_ranks),
         "concurrent_ranks": bounds.concurrent_ranks,
         "spent_s": state.spent_s,
         "budget_s": budget_s(bounds, state, now_s),

@@ -242,9 +242,10 @@ class State:
                 fired_s[running.key] = max(running.fired_s, fired_s.get(running.key, running.fired_s))
         return fired_s
 
+    @property
     def busy_ranks(self) -> dict[int, str]:
-        """The ranks that are captured one by one, each with its capture."""
-        return {one.rank: at for at, one in sorted(self.running.items()) if not one.of_whole_job}
+        """The ranks that are being captured by themselves, each with its capture."""
+        return {running.rank: at for at, running in sorted(self.running.items()) if not running.of_whole_job}
 
     @property
     def suspects(self) -> frozenset[str]:

@@ -4,13 +4,17 @@ import msgspec
 import pytest
 
 from sftriage.controller import hang_capture
+from sftriage.controller.controller import Controller
 from sftriage.controller.hang_capture import HangCaptures, HangFound, cause_of, stored_report
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest, CaptureResult, Trigger
 from sftriage.model.hangs import HANG_NAME, Blocked, Call, Hang, HangEvidence, RankEvidence, SourceLine
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema
+from sftriage.runs.journal import Journal
 from sftriage.traces.store import LocalStore
 from sftriage.windows.rings import status_of
+from tests.unit.controller.test_controller import S, Since, looks
+from tests.unit.policy.making import make_policy
 
 REQUEST = CaptureRequest("w9-9-r1-hang-1", 1, "stacks", 1, 0, 10.0, 2**20, {"whole_job": True, "detail": [0, 1, 2]})
 WHY = Trigger(9, 9, "stalled", "rank", (1,), "data", 60.0, 1.0, 1.0, "default", "ab" * 32, "hang")
@@ -68,6 +72,7 @@ def test_a_capture_is_polled_until_all_hosts_have_answered():
     [
         (Agents(job=job(9, 9)), False, "its hosts did not report within 10 s"),
         (Agents((), job=None), False, "no host of the job has a rank of it any more"),
+        (Agents((rank(0),), job=job(0, 0, attempt=1)), False, "the job started again before its ranks had answered"),
         # A controller that takes over captures what still hangs
         (Agents((rank(0),), job=job(10, 11)), True, "sftriage ended during the capture, and the job no longer hangs"),
         (
@@ -178,3 +183,40 @@ def test_evidence_that_is_too_large_is_not_stored(found, tmp_path):
     with pytest.raises(CaptureError, match=r"the evidence has \d+ bytes, more than 100"):
         small.put(LocalStore(tmp_path), tmp_path / "spool", WHY, "resnet", "run-1")
     assert LocalStore(tmp_path).ids() == frozenset()
+
+
+HUNG = {"name": "hung", "match": {"label": "stalled"}, "capture": {"profiler": "stacks"}}
+
+
+@pytest.fixture
+def stepping(tmp_path):
+    """A controller that captures stalls, and knows the job's pace: a step each 0.1 s, the 9th from 0.9 s on."""
+    policy = make_policy(HUNG, detection={"stalled_after": "2s"})
+    made = Controller(policy, Journal(tmp_path / "decisions.jsonl"), tmp_path / "state.json")
+    for step in range(10):
+        now_ns = int((0.1 * step + 0.01) * S)
+        assert made.look(Since(("backward",) * 3, step, 0.1 * step).at(now_ns), now_ns, 100.0) is None
+    return made
+
+
+def test_a_stall_is_captured_on_all_ranks_also_when_nobody_is_missing(stepping):
+    # WHEN all ranks stay in backward
+    (judged,) = looks(stepping, Since(("backward",) * 3, 10, 1.0), 1.1, 5.0)
+    # THEN the lowest rank names the one capture of all
+    (request,) = judged.decision.requests
+    assert (judged.verdict.reasons, request.rank, request.detail_ranks) == (("in_sync",), 0, (0, 1, 2))
+    assert stepping.trigger_of(request.capture_id).ranks == (0, 1, 2)
+    # AND it keeps no rank from stalling, but a change waits until it has ended
+    (judged,) = looks(stepping, Since(("backward", "data", "backward"), 10, 5.0), 5.1, 9.0, now_s=104.0)
+    assert (judged.decision.outcome, judged.decision.reason) == ("throttle", "rank_busy")
+
+
+def test_the_stages_of_one_stall_may_change_without_another_capture(stepping):
+    (judged,) = looks(stepping, Since(("backward", "data", "backward"), 10, 1.0), 1.1, 5.0)
+    (request,) = judged.decision.requests
+    stepping.changed(CaptureResult(request.capture_id, 1, "stored"), 103.0)
+    # WHEN the same rank stays somewhere else THEN its cooldown holds, and another one is captured
+    (judged,) = looks(stepping, Since(("backward", "save", "backward"), 10, 5.0), 5.1, 20.0, now_s=110.0)
+    assert judged.decision.reason == "cooldown"
+    (judged,) = looks(stepping, Since(("data", "backward", "backward"), 10, 20.0), 20.1, 30.0, now_s=120.0)
+    assert [one.rank for one in judged.decision.requests] == [0]

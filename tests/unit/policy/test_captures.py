@@ -80,7 +80,7 @@ def test_a_stall_is_one_capture_of_all_ranks():
     assert request.options == {"whole_job": True, "detail": [0, 3, 4, 5]}
     assert resolution(decision)
     # AND it counts once, and keeps no rank busy
-    assert (state.captures, state.asked_s, state.busy_ranks()) == (1, (NOW,), {})
+    assert (state.captures, state.asked_s, state.busy_ranks) == (1, (NOW,), {})
     # AND a rule that is about one of them names it by that one
     narrow = make_policy({**STACKS, "match": {"label": "stalled", "stage": ["forward"]}})
     (request,) = decide(verdict, narrow, BEGUN, NOW, (4, 0))[0].requests
