@@ -45,7 +45,7 @@ _ALIASES = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class PendingGroup:
     """A process group with calls that have not ended.
 
     ``rows`` are the calls of the ranks that know it; ``complete``: all members are known.
@@ -81,7 +81,7 @@ def is_default(group: GroupCalls) -> bool:
     return group.description == "default_pg" or group.name == "0"
 
 
-def groups_of(ranks: Sequence[RankEvidence], world: Sequence[int]) -> list[Group]:
+def groups_of(ranks: Sequence[RankEvidence], world: Sequence[int]) -> list[PendingGroup]:
     """All groups in which a call has not ended; equal names with different members are different groups."""
     named: dict[str, dict[tuple[tuple[int, int, int], ...] | None, dict[int, GroupCalls]]] = {}
     pending: set[str] = set()
@@ -90,7 +90,7 @@ def groups_of(ranks: Sequence[RankEvidence], world: Sequence[int]) -> list[Group
             named.setdefault(group.name, {}).setdefault(group.members, {})[rank.rank] = group
             if group.pending:
                 pending.add(group.name)
-    found: list[Group] = []
+    found: list[PendingGroup] = []
     for name in pending:
         by_members = named[name]
         unknown = dict(by_members.pop(None, {}))
@@ -105,9 +105,11 @@ def groups_of(ranks: Sequence[RankEvidence], world: Sequence[int]) -> list[Group
     return sorted(found, key=lambda group: (not group.default, group.name, group.members))
 
 
-def _group(name: str, members: Sequence[int], rows: dict[int, GroupCalls], *, complete: bool = True) -> Iterator[Group]:
+def _group(
+    name: str, members: Sequence[int], rows: dict[int, GroupCalls], *, complete: bool = True
+) -> Iterator[PendingGroup]:
     if any(row.pending for row in rows.values()):
-        yield Group(name, tuple(members), rows, any(is_default(row) for row in rows.values()), complete)
+        yield PendingGroup(name, tuple(members), rows, any(is_default(row) for row in rows.values()), complete)
 
 
 def call_at(rank: RankEvidence, row: GroupCalls, number: int) -> Call | None:
@@ -175,7 +177,7 @@ class Signatures:
 
 
 def parting_of(
-    group: Group, by_rank: Mapping[int, RankEvidence], signatures: Signatures, front: int, missing: bool
+    group: PendingGroup, by_rank: Mapping[int, RankEvidence], signatures: Signatures, front: int, missing: bool
 ) -> Parting | None:
     """Where the ranks of a group part, at ``front`` or before; None if they agree.
 
@@ -209,7 +211,7 @@ def parting_of(
 class _Streams:
     """The calls of a group's ranks side by side: C rows of ranks that call the same, N numbers from ``start`` on."""
 
-    group: Group
+    group: PendingGroup
     ids_CN: Ids
     ranks_C: list[list[int]]
     start: int

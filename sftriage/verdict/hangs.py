@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from sftriage.model.hangs import Blocked, Call, Hang, HangEvidence, HangKind, RankEvidence
 from sftriage.verdict.blocked import DEAD_STATES, blocked_of, collective_of, in_backward, main_of
-from sftriage.verdict.collectives import Group, Parting, Signatures, call_at, groups_of, parting_of
+from sftriage.verdict.collectives import Parting, PendingGroup, Signatures, call_at, groups_of, parting_of
 from sftriage.words.verdicts import some_ranks
 
 MAX_BLOCKED = 8
@@ -39,7 +39,7 @@ class _Front:
     without evidence. ``ended``: how many have left it.
     """
 
-    group: Group | None
+    group: PendingGroup | None
     number: int | None
     waiting: tuple[int, ...]
     missing: tuple[int, ...]
@@ -65,7 +65,7 @@ class _Job:
     evidence: HangEvidence
     by_rank: dict[int, RankEvidence] = field(init=False)
     world: list[int] = field(init=False)
-    groups: list[Group] = field(init=False)
+    groups: list[PendingGroup] = field(init=False)
     _blocked: dict[int, Blocked] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class _Job:
 
     # Groups
 
-    def front(self, group: Group) -> _Front:
+    def front(self, group: PendingGroup) -> _Front:
         """The first number at which a call has not ended, and which ranks have come to it."""
         number = min(min(row.pending) for row in group.rows.values() if row.pending)
         arrived = {rank for rank, row in group.rows.items() if row.first + len(row.calls) > number}
