@@ -432,9 +432,14 @@ def observe(
     if watch.job is None or (now_ns - watch.observed_ns) * NS > MAX_GAP_S:
         watch = replace(watch, since_ns=now_ns)
     pace = _learned(job, watch)
+    statuses = [some.status for some in (job, watch.job or job)]
+    gone, gone_before = (int((some.closed_R != 0).sum() + (some.alive_R == 0).sum()) for some in statuses)
+    if gone > gone_before:
+        # A rank that closes its recording or dies is a movement: the others may be about to.
+        watch = replace(watch, since_ns=now_ns)
     wait_state = wait_state_of(job, pace, now_ns)
     reported = watch.reported
-    ended, before = (int(some.status.published_R.sum()) for some in (job, watch.job or job))
+    ended, before = (int(some.published_R.sum()) for some in statuses)
     if ended > before:
         reported = None
     verdict = stall_verdict(wait_state, job, pace, stalled_after_s, now_ns, watch.since_ns, capturing, watchdog_s)

@@ -454,6 +454,19 @@ def test_a_stall_is_reported_again_when_another_rank_is_missing():
     assert [verdict.reasons for verdict in job.verdicts] == [("not_arrived",), ("died",)]
 
 
+def test_a_hanging_job_that_is_ended_does_not_stall_anew():
+    job = Job()
+    job.steps(10)
+    job.hang(20)
+    # WHEN its ranks close and end, one after the other, a few seconds apart
+    for number in (1, 0, 2):
+        job.ranks[number] = replace(job.ranks[number], closed=True)
+        job.wait(6)
+        job.ranks[number] = replace(job.ranks[number], alive=False)
+        job.wait(6)
+    assert [verdict.reasons for verdict in job.verdicts] == [("not_arrived",)]
+
+
 def test_compiling_evaluating_and_checkpoints_are_no_stalls():
     job = Job()
     # WHEN the first step compiles for ten minutes, one rank longer than the others
