@@ -126,9 +126,8 @@ def synchronize(job: Job) -> None:
 
 def gather_norms(job: Job) -> None:
     if job.at_fault:
-        dist.all_gather(
-            [torch.zeros(4) for _ in range(job.ranks)], torch.ones(4)
-        )  # line: auto_collective, gather_of_two, two_hosts
+        norms = [torch.zeros(4) for _ in range(job.ranks)]
+        dist.all_gather(norms, torch.ones(4))  # line: auto_collective, gather_of_two, two_hosts
 
 
 def clip(job: Job) -> None:
