@@ -371,7 +371,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def totals(rows: list[Row]) -> dict[str, Any]:
     """How many hangs have a right sentence, and how many sentences, of healthy jobs too, are wrong."""
     hangs, healthy = ([row for row in rows if row.healthy is is_healthy] for is_healthy in (False, True))
-    waits = [row.sentence_s for row in hangs if row.sentence_s is not None]
+    waits = [row.sentence_s for row in hangs if row.stalled_s is not None and row.sentence_s is not None]
     return {
         "right": sum(row.result == "right" for row in hangs),
         "unknown": sum(row.result == "unknown" for row in hangs),
