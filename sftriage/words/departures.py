@@ -10,7 +10,7 @@ from sftriage.model.windows import OTHER
 from sftriage.words.verdicts import capitalized, size, some_ranks
 
 if TYPE_CHECKING:
-    from sftriage.model.events import Departure, JobBroken
+    from sftriage.model.events import Departure, JobBroken, Place
 
 _MAX_SHOWN = 3
 """Groups of ranks that a sentence lists, of those that went first and of the others."""
@@ -76,7 +76,7 @@ def _followed(departure: Departure, event: JobBroken) -> str:
 def _where(departure: Departure) -> str:
     """The line, stage and step."""
     place, step = departure.place, departure.step
-    line = "" if place is None else f" at {place.function} ({PurePath(place.file).name}:{place.line})"
+    line = "" if place is None else _line(place)
     if step < 0:
         return line or " before its first recorded step"
     if departure.stage is None:
@@ -84,6 +84,11 @@ def _where(departure: Departure) -> str:
     if departure.stage == OTHER:
         return f"{line} between stages (step {step})"
     return f"{line} in {departure.stage} (step {step})" if departure.stage else f"{line} in step {step}"
+
+
+def _line(place: Place) -> str:
+    line = f"{PurePath(place.file).name}:{place.line}"
+    return f" at {line}" if place.function.startswith("<") else f" at {place.function} ({line})"
 
 
 def _status(departure: Departure) -> str:
