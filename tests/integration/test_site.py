@@ -149,8 +149,8 @@ def test_a_process_that_does_not_train_imports_nothing_of_ours(environment, site
     assert eval(output(looking, environment)) == before
     # (an import of torch takes a second; these are a few milliseconds of it)
     names = ("hooks", "models", "patches", "steps")
-    seams = {"sftriage", "sftriage.errors", "sftriage.log", "sftriage.trainer", "sftriage.trainer.seams"}
-    seams |= {f"sftriage.trainer.seams.{name}" for name in names}
+    seams = {"sftriage", "sftriage.errors", "sftriage.log", "sftriage.trainer", "sftriage.trainer.ends"}
+    seams |= {"sftriage.trainer.seams", *(f"sftriage.trainer.seams.{name}" for name in names)}
     assert set(eval(output(importing, environment))) - set(before) == seams - set(before)
     assert set(eval(output(importing, {**environment, "SFTRIAGE_SEAMS": "off"}))) == set(before)
 
