@@ -17,6 +17,7 @@ from types import FrameType
 import torch  # noqa: F401 (a capture profiles only where the script has imported it)
 
 import sftriage
+import sftriage.trainer.evidence  # (a thread imports it once, at the start of a rank)
 from sftriage.model.events import CauseFound, Event
 from sftriage.policy.in_force import PolicyFiles
 from sftriage.runs.directory import create

@@ -19,8 +19,6 @@ from sftriage.model.hangs import Call, GroupCalls, ThreadEvidence, WorkerEvidenc
 from sftriage.trainer.executor import STACK_ANSWER, STACK_REQUESTS
 from sftriage.trainer.layout import RingInfo
 
-HANG_TOKEN, DETAIL_TOKEN = "hang", "hang-detail"
-"""The first word of a request for the evidence of a hang; with details, the answer includes more of the stacks."""
 MAX_ANSWER_BYTES = 1 << 20
 
 

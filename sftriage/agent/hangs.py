@@ -19,7 +19,7 @@ from time import monotonic
 from types import MappingProxyType
 from typing import Any
 
-from sftriage.agent.answers import DETAIL_TOKEN, HANG_TOKEN, TrainerAccount, TrainerRequest
+from sftriage.agent.answers import TrainerAccount, TrainerRequest
 from sftriage.agent.reading import RankRings
 from sftriage.agent.stacks import find_py_spy, reason_of, threads_of
 from sftriage.base.bounds import bounded
@@ -27,14 +27,15 @@ from sftriage.base.process import BoundedProgram, content_of
 from sftriage.errors import CaptureError
 from sftriage.model.hangs import RankEvidence, SourceLine, ThreadEvidence, Wait, WorkerEvidence
 from sftriage.model.windows import RankStatus
+from sftriage.trainer.executor import HANG_DETAIL_TOKEN, HANG_TOKEN
 from sftriage.trainer.layout import RingInfo
+from sftriage.trainer.stacks import LIBRARY
 
 ANSWER_S, SILENT_S, DUMP_S = 3.5, 1.0, 2.0
 """How long a rank may take to answer; after how long without an answer py-spy reads it; and how long that may take."""
 MAX_DUMPS, MAX_DUMPS_AT_ONCE = 16, 4
 MAX_WORKERS, MAX_THREADS, MAX_FRAMES, MAX_STATES = 32, 64, 64, 512
 MAX_DUMP_BYTES, MAX_LINE = 4 << 20, 1 << 31
-_LIBRARY = re.compile(r"(^|/)(site|dist)-packages/|/lib/python[^/]*/|^<")
 _ENDED, _STOPPED, _TRACED = "ZXx", "T", "t"
 _UNANSWERED = "it gives no answer: native code may hold its interpreter"
 _WHY = {
@@ -106,7 +107,7 @@ def source_line(frame: Mapping[str, Any]) -> SourceLine:
     line = frame.get("line")
     line = line if isinstance(line, int) and 0 <= line < MAX_LINE else 0
     function = str(frame.get("name")).rpartition(".")[2]
-    return SourceLine(function, file, line, own=not _LIBRARY.search(file))
+    return SourceLine(function, file, line, own=re.search(LIBRARY, file) is None)
 
 
 def thread_states(pid: int) -> dict[int, KernelState]:
@@ -331,7 +332,7 @@ def _requested(directory: Path, info: RingInfo, rings: RankRings, token: str, de
     kernel, visible = kernel_state(info, rings.stat)
     rank = _Rank(info, detailed, kernel, info.pid if visible else 0)
     try:
-        rank.request = TrainerRequest(directory, info, f"{DETAIL_TOKEN if detailed else HANG_TOKEN} {token}")
+        rank.request = TrainerRequest(directory, info, f"{HANG_DETAIL_TOKEN if detailed else HANG_TOKEN} {token}")
     except CaptureError as error:
         rank.problem = str(error)
     return rank

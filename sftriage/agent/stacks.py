@@ -17,7 +17,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from sftriage.agent.answers import HANG_TOKEN, TrainerAccount, TrainerAnswer, TrainerRequest
+from sftriage.agent.answers import TrainerAccount, TrainerAnswer, TrainerRequest
 from sftriage.agent.executor import Course, Executor, StatusReader, check_options, check_size
 from sftriage.base.files import private
 from sftriage.base.process import BoundedProgram, Finished
@@ -25,6 +25,7 @@ from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.model.windows import plain
 from sftriage.traces.store import FileToStore
+from sftriage.trainer.executor import HANG_TOKEN
 from sftriage.trainer.layout import RingInfo
 
 ANSWER_S, ACCOUNT_S = 5.0, 2.0
@@ -45,7 +46,7 @@ def answered(rings: Path, info: RingInfo, line: str, end_s: float) -> Generator[
 SCHEMA_VERSION = 1
 DUMP_S = 15.0
 """How long one dump may take; with C and C++ frames py-spy reads symbols of hundreds of megabytes first."""
-OPTIONS = frozenset({"native", "flight_recorder"})  # (the latter is of earlier policies, and ignored)
+OPTIONS = frozenset({"native"})
 PY_SPY, TRAINER = "py-spy", "the trainer"
 """The source of the stacks: py-spy, from outside, or the rank's own process."""
 STACKS_NAME = "stacks.json"

@@ -204,14 +204,14 @@ class _UnderWay:
 
 
 class HangCaptures:
-    """The captures of a whole job under way, until they are stored or have failed. ``now_s`` is monotonic."""
+    """The captures of a whole job ``under_way``, until they are stored or have failed. ``now_s`` is monotonic."""
 
     def __init__(self) -> None:
-        self._under_way: dict[str, _UnderWay] = {}
+        self.under_way: dict[str, _UnderWay] = {}
 
     @property
     def unended(self) -> tuple[CaptureRequest, ...]:
-        return tuple(each.request for each in self._under_way.values())
+        return tuple(each.request for each in self.under_way.values())
 
     def add(
         self,
@@ -225,11 +225,11 @@ class HangCaptures:
     ) -> None:
         """Gather the evidence of a ``job`` that hangs in a step; one that is ``resumed`` only if it still does."""
         alive = () if job is None else frozenset(job.rank_R[job.alive_R == 1].tolist())
-        self._under_way[request.capture_id] = _UnderWay(request, attempt, step, now_s, alive, resumed)
+        self.under_way[request.capture_id] = _UnderWay(request, attempt, step, now_s, alive, resumed)
 
     def poll(self, fleet: Fleet, now_s: float, wall_s: float) -> Iterator[HangFound | CaptureResult]:
         """What has been found since the last call, and the results of captures that have failed."""
-        for each in [each for each in self._under_way.values() if not each.gathered]:
+        for each in [each for each in self.under_way.values() if not each.gathered]:
             found = each.poll(fleet, now_s, wall_s)
             if found is not None:
                 each.gathered = True
@@ -237,5 +237,5 @@ class HangCaptures:
 
     def ended(self, capture_id: str) -> int | None:
         """End a capture; return the attempt that it is of, or None for a capture of another kind."""
-        under_way = self._under_way.pop(capture_id, None)
+        under_way = self.under_way.pop(capture_id, None)
         return None if under_way is None else under_way.attempt

@@ -6,7 +6,7 @@ exchanged between the parts of one process, and is not kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -323,7 +323,8 @@ _Common = Decided | CaptureChanged | PolicyChanged | CostMeasured | EvidenceGath
 _Rare = TakenOver | DiskRecovered | RingGivenUp | JournalCompacted
 Event = _Common | _Rare | CauseFound | RemedyChanged | JobPaused | JobBroken
 
-_ENCODER = msgspec.json.Encoder()
+encode: Callable[[Event], bytes] = msgspec.json.Encoder().encode
+"""An event as one line of JSON, without its end."""
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
@@ -334,11 +335,6 @@ class _Kind(msgspec.Struct):
 
 _KIND = msgspec.json.Decoder(_Kind)
 _TYPES = {kind.__struct_config__.tag for kind in get_args(Event)}
-
-
-def encode(event: Event) -> bytes:
-    """An event as one line of JSON, without its end."""
-    return _ENCODER.encode(event)
 
 
 def decode(line: bytes) -> Event | None:

@@ -286,7 +286,7 @@ class Triage:
             self._controller.record(found)
 
     def _gather_hangs(self) -> bool:
-        found = [*self._hangs.poll(self._fleet, self._now_s(), time.time())] if self._hangs.unended else []
+        found = [*self._hangs.poll(self._fleet, self._now_s(), time.time())] if self._hangs.under_way else []
         for each in found:
             if isinstance(each, HangFound):
                 # (known before anything is written, should the disk be what hangs)

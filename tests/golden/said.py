@@ -113,7 +113,7 @@ REFUSED = """
     mcp --runs broken.yaml
     capture --run slow --rank 0 --reason look
     capture --run slow --rank 0 --reason look --profiler torch --native
-    capture --run slow --rank 0 --reason look --flight-recorder
+    capture --run slow --rank 0 --reason look --native
     capture --run slow --rank 0 --reason look --profiler stacks --record-shapes
     capture --run slow --rank 0 --reason look --profiler torch --nsys-sqlite
     capture --run slow --rank 0 --reason look --max-bytes lots
