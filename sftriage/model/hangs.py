@@ -80,7 +80,7 @@ class Wait:
         path: the file, socket or pipe that the system call is about; for a socket the peer's address.
         lock: the name of the lock in the program ("self._cache_lock").
         held_by, held_at: the thread of this process, or the process, that holds that lock, and where it is.
-        peer: the rank that a ``recv`` is from, or a ``send`` is to.
+        peer: the rank that a ``recv`` is from, or a ``send`` is to; or the root of a collective, such as a broadcast.
         cpu_fraction: how much of a core the thread used between two looks; None if unknown.
     """
 

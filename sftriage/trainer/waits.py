@@ -32,8 +32,11 @@ MAX_THREADS, MAX_WALKED, MAX_SOURCE = 128, 256, 200
 
 OURS = "sftriage-"
 """How the names of sftriage's own threads begin (`start_thread`)."""
-_TRANSFERS = {"recv": "src", "irecv": "src", "send": "dst", "isend": "dst"}
-_TRANSFERS_FILE = "/torch/distributed/distributed_c10d.py"
+_PEERS = {
+    **dict.fromkeys(("recv", "irecv", "broadcast", "broadcast_object_list", "scatter"), "src"),
+    **dict.fromkeys(("send", "isend", "reduce", "gather", "gather_object"), "dst"),
+}
+_PEERS_FILE = "/torch/distributed/distributed_c10d.py"
 
 
 @lru_cache(4096)
@@ -183,10 +186,10 @@ def _walked(frame: FrameType | None) -> list[FrameType]:
 
 
 def _peer_of(frame: FrameType) -> int | None:
-    """The rank that a frame of torch.distributed receives from or sends to."""
+    """The rank that a frame of torch.distributed receives from or sends to, or the root of its collective."""
     code = frame.f_code
-    name = _TRANSFERS.get(code.co_name)
-    if name is None or not code.co_filename.endswith(_TRANSFERS_FILE):
+    name = _PEERS.get(code.co_name)
+    if name is None or not code.co_filename.endswith(_PEERS_FILE):
         return None
     peer = local(frame, name)
     return peer if type(peer) is int else None

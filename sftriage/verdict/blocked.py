@@ -44,6 +44,8 @@ COLLECTIVES = frozenset(
         "init_device_mesh",
     ]
 )
+ROOTED = {**dict.fromkeys(("broadcast", "scatter"), "from"), **dict.fromkeys(("reduce", "gather"), "to")}
+"""Collectives with a root, which all ranks must name alike: whether they are from it or to it."""
 _TRANSFERS: dict[str, BlockedCode] = {
     **dict.fromkeys(("recv", "irecv", "recv_object_list"), "recv"),
     **dict.fromkeys(("send", "isend", "send_object_list"), "send"),

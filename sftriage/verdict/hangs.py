@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from sftriage.model.hangs import Blocked, Call, Hang, HangEvidence, HangKind, RankEvidence
-from sftriage.verdict.blocked import DEAD_STATES, blocked_of, collective_of, in_backward, main_of
+from sftriage.verdict.blocked import DEAD_STATES, ROOTED, blocked_of, collective_of, in_backward, main_of
 from sftriage.verdict.collectives import Parting, PendingGroup, Signatures, call_at, groups_of, parting_of
 from sftriage.words.verdicts import some_ranks
 
@@ -224,7 +224,26 @@ class _Job:
         numbers = {"ended": float(front.ended)} if front.ended else {}
         inside = next(rank for rank in front.waiting if front.number in front.group.rows[rank].pending)
         call = call_at(self.by_rank[inside], front.group.rows[inside], front.number or 0)
+        if call and (hang := self._by_roots(front, call)):
+            return hang
         return replace(self._hang("all_inside", front.group.members, front, ()), call=call, numbers=numbers)
+
+    def _by_roots(self, front: _Front, call: Call) -> Hang | None:
+        """All ranks are in the same collective, which no recorder has the root of, but name different roots."""
+        mains = [main_of(self.by_rank[rank].threads) for rank in front.waiting]
+        roots = [main.wait.peer if main and collective_of(main.frames) == call.op else None for main in mains]
+        votes = Counter(roots)
+        if call.op not in ROOTED or None in votes or len(votes) == 1:
+            return None
+        (usual, most), (_, next_most), *_ = votes.most_common()
+        usual = roots[0] if (tie := most == next_most) else usual
+        odd = [rank for rank, root in zip(front.waiting, roots, strict=True) if root != usual]
+        others = [rank for rank in front.waiting if rank not in odd]
+        first, way = next(root for root in roots if root != usual), ROOTED[call.op]
+        hang = self._hang("different_collective", odd, front, others)
+        calls = [replace(call, op=f"{call.op} {way} rank {root}") for root in (first, usual)]
+        numbers = {"tie": 1.0} if tie else {}
+        return replace(hang, call=calls[0], other_call=calls[1], number=front.number, blocked=(), numbers=numbers)
 
     def _by_functions(self, front: _Front) -> Hang:
         """All ranks are in collectives, of which only the functions are known."""

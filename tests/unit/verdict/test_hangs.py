@@ -588,3 +588,25 @@ def test_real_dumps_tell_kind_rank_and_line(name, found, code, place):
     assert brief(hang) == found
     assert (hang.blocked[0].place if code else hang.call.frames[0]).line == place
     assert code is None or hang.blocked[0].code == code
+
+
+@pytest.mark.parametrize(
+    ("roots", "found"),
+    [
+        ((0, 0, 2, 0), ("different_collective", (2,), "broadcast from rank 2", "broadcast from rank 0")),
+        ((0, 0, 2, 2), ("different_collective", (2, 3), "broadcast from rank 2", "broadcast from rank 0")),
+        ((0, 0, 0, 0), ("all_inside", (0, 1, 2, 3), "broadcast", "")),
+        ((0, 0, 2, None), ("all_inside", (0, 1, 2, 3), "broadcast", "")),
+    ],
+)
+def test_ranks_that_name_different_roots_disagree(roots, found):
+    # GIVEN ranks that all wait in the same broadcast, whose roots only their stacks have
+    ranks = [
+        rank(n, [*STEP, call("broadcast")], threads=[thread(library("broadcast", TORCH), line(), peer=root)])
+        for n, root in enumerate(roots)
+    ]
+    hang = hang_of(job(*ranks))
+    # THEN the minority is named with its root, and a root that is not known accuses no rank
+    calls = [each.op if each else "" for each in (hang.call, hang.other_call)]
+    assert (hang.kind, hang.ranks, *calls) == found
+    assert bool(hang.numbers.get("tie")) == (roots == (0, 0, 2, 2))
