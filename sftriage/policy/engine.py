@@ -267,8 +267,10 @@ class _Case:
         if not able:
             return case.decision("hold", Why("standstill", found)), case.state
 
+        # A job that starts, and has shown no step yet, does not use up the cooldown of a later hang.
+        phase = None if verdict.numbers.get("typical_step_s") else "start"
         targets = {
-            name: (ranks, Target(key_of_ranks(STALL, ranks, None), math.inf, verdict.attempt))
+            name: (ranks, Target(key_of_ranks(STALL, ranks, phase), math.inf, verdict.attempt))
             for name, ranks in stalled.items()
         }
         return case.decided(able, targets, found, found)

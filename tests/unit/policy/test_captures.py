@@ -103,6 +103,9 @@ def test_one_stall_is_captured_once_in_a_cooldown_and_another_one_at_once():
     assert [decided_after(nobody, nobody, wait_s) for wait_s in (30.0, 601.0)] == ["cooldown", "rule_matched"]
     # AND other ranks do not
     assert [decided_after(one, other, 30.0), decided_after(nobody, one, 30.0)] == ["rule_matched"] * 2
+    # AND the start of a job, before its first step is over, does not keep a later hang from being captured
+    later = replace(nobody, numbers={"typical_step_s": 0.1})
+    assert [decided_after(nobody, later, 30.0), decided_after(later, later, 30.0)] == ["rule_matched", "cooldown"]
 
 
 def test_a_failed_capture_of_a_stall_is_retried_like_any_other():
