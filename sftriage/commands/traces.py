@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-import msgspec
 import typer
+from rich.table import Table
 
 from sftriage.commands.options import CapturesChoice, ClusterChoice, JsonOption, RunOption, argument, option, parsed
 from sftriage.commands.output import (
@@ -28,7 +28,6 @@ from sftriage.errors import CatalogueError, SftriageError, StoreError, UsageErro
 from sftriage.model.captures import Profiler
 from sftriage.policy import fields
 from sftriage.reports.texts import captures_table, decisions_table, manifest_lines
-from sftriage.reports.watch_lines import clean
 from sftriage.runs.captures import (
     StoredState,
     cause_values,
@@ -41,14 +40,13 @@ from sftriage.runs.captures import (
     upload_words,
 )
 from sftriage.runs.directory import find_run, read_info
-from sftriage.runs.hangs import HEADINGS, hang_rows, read_hang
 from sftriage.runtime import catalogues
 from sftriage.runtime.catalogues import CatalogueCaptures, own_catalogue, whole_store
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
-from sftriage.traces.manifest import manifest_schema
+from sftriage.traces.manifest import Manifest, manifest_schema
 from sftriage.traces.remote import catalogue_url
 from sftriage.traces.retention import RetentionLimits, outlook, remove
-from sftriage.traces.store import LocalStore, StoreCondition
+from sftriage.traces.store import LocalStore, Store, StoreCondition
 from sftriage.words.decisions import caused
 from sftriage.words.verdicts import counted, place, size, span
 
@@ -219,14 +217,14 @@ def show_trace(capture_id: CaptureArgument, *, choice: CapturesChoice, as_json: 
     store, reference = captures.resolve(capture_id)
     manifest, condition = store.look(reference)
     upload = upload_of(captures.run if choice.store is None else None, manifest.capture_id)
-    hang = None
+    hang: tuple[Any, Table] | None = None
     if manifest.of_hang:
         # (if it is damaged, the state says so)
         with suppress(SftriageError):
-            hang = read_hang(store, manifest)
+            hang = hang_tables(store, manifest)
     if as_json:
         more = {"upload": upload_values(upload), "cause": cause_values(manifest)}
-        more |= {"hang": msgspec.to_builtins(hang)} if manifest.of_hang else {}
+        more |= {"hang": None if hang is None else hang[0]} if manifest.of_hang else {}
         print_json({**manifest.model_dump(mode="json"), **condition_values(condition), **more})
         return
     state = [] if condition.whole else [f"state       {condition.state}: {condition.problem}"]
@@ -234,10 +232,22 @@ def show_trace(capture_id: CaptureArgument, *, choice: CapturesChoice, as_json: 
     if hang is not None:
         cause = manifest.cause
         write(*(() if cause is None else (caused(cause), cause.next_step)))
-        lists().print(table(HEADINGS, (map(clean, row.cells) for row in hang_rows(hang))))
+        lists().print(hang[1])
     # (the cause of a hang is above its table)
     facts = [line for line in manifest_lines(manifest) if hang is None or not line.startswith("found ")]
     write(*facts, *state, *elsewhere)
+
+
+def hang_tables(store: Store, manifest: Manifest) -> tuple[Any, Table]:
+    """The evidence of a hang, ready for JSON, and the table of where each rank is; InputError if it cannot be read."""
+    # (imported here: no other capture needs these)
+    from msgspec import to_builtins
+
+    from sftriage.reports.watch_lines import clean
+    from sftriage.runs.hangs import HEADINGS, hang_rows, read_hang
+
+    hang = read_hang(store, manifest)
+    return to_builtins(hang), table(HEADINGS, (map(clean, row.cells) for row in hang_rows(hang)))
 
 
 def show_schema() -> None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sftriage.errors import InputError, UsageError
 from sftriage.model.windows import plain
-from sftriage.runs.decisions import CaptureStatus, picked
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore, Upload
 
 if TYPE_CHECKING:
+    from sftriage.runs.decisions import CaptureStatus
     from sftriage.runs.source import Damaged, View
     from sftriage.traces.catalogue import CaptureRow
     from sftriage.traces.store import StoreCondition
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 def captures_of(view: View) -> tuple[CaptureStatus, ...]:
     """Every requested capture, newest first; then those in the store that this run did not request."""
+    from sftriage.runs.decisions import CaptureStatus  # (with the journal's types, which lists of captures do without)
+
     requested = [(row.time_s, "", request) for row in view.rows for request in row.requests]
     requested += [(row.time_s, row.by, request) for row in view.requests for request in row.requests]
     requested.sort(key=lambda entry: entry[0])
@@ -40,6 +42,8 @@ def captures_of(view: View) -> tuple[CaptureStatus, ...]:
 
 
 def _found_of(view: View, capture_id: str, stored: Manifest | Damaged | None) -> dict[str, Any]:
+    from sftriage.runs.decisions import picked
+
     found: dict[str, Any] = {}
     if (sent := view.uploads.get(capture_id)) is not None:
         found = {"upload": sent.state, "upload_reason": sent.reason}

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import PurePath
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
     AwareDatetime,
@@ -37,11 +37,13 @@ from sftriage.model.captures import (
     Role,
     Trigger,
 )
-from sftriage.model.events import CauseFound
 from sftriage.model.hangs import HANG_NAME, HangKind
 from sftriage.model.verdicts import Clock, Pattern, Scope
 from sftriage.model.windows import MAX_STAGE_NAME_BYTES, MAX_STAGES, StageSchema, plain
 from sftriage.trainer.sampler import NAME as SAMPLES_NAME
+
+if TYPE_CHECKING:
+    from sftriage.model.events import CauseFound  # (an annotation: it imports msgspec)
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # control characters of a terminal
 

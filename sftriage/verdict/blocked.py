@@ -182,8 +182,11 @@ def _worker_state(worker: WorkerEvidence) -> str:
 
 
 def _worker_line(worker: WorkerEvidence) -> SourceLine | None:
+    """The program's line in the dataset; the frames around the worker's loop are those in which it was forked."""
     main = main_of(worker.threads)
-    return own_line(main.frames) if main else None
+    frames = main.frames if main else ()
+    loop = next((at for at, frame in enumerate(frames) if frame.function == "_worker_loop"), len(frames))
+    return own_line(frames[:loop])
 
 
 def _below(frames: Sequence[SourceLine]) -> Sequence[SourceLine]:

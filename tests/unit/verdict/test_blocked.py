@@ -119,7 +119,9 @@ def test_a_block_names_what_it_is_about_and_its_holder(source, wait, about):
 
 def worker(pid, state="S", at=None, exit_status=None):
     idle = library("get", "python3/multiprocessing/queues.py")
-    frames = (idle, line("__getitem__", at)) if at else (idle,)
+    # (it was forked by a line of the program)
+    forked = (library("_worker_loop", "site-packages/torch/utils/data/_utils/worker.py"), line("train", 300))
+    frames = (idle, line("__getitem__", at), *forked) if at else (idle, *forked)
     return WorkerEvidence(pid, state, "", (thread(*frames),), exit_status=exit_status)
 
 
