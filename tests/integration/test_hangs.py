@@ -8,7 +8,7 @@ import pytest
 from bench.hangs import one_row
 from sftriage.model.hangs import HangEvidence
 from sftriage.traces.store import LocalStore
-from tests.integration.processes import FORKED
+from tests.integration.processes import FORKED, TORCHRUN
 
 STALLED_AFTER_S, PAUSE_S = 3.0, 8.0
 SENTENCE_S = 10.0
@@ -47,7 +47,7 @@ def test_a_job_that_hangs_has_a_sentence_with_its_kind_ranks_collective_and_line
 
 def test_a_job_whose_rank_aborts_ends_with_the_rank_that_went_first(tmp_path):
     # GIVEN a rank whose tensor has another type, for which Gloo aborts another one
-    row = one_row("gloo_aborts", tmp_path / "job", FORKED, STALLED_AFTER_S)
+    row = one_row("gloo_aborts", tmp_path / "job", TORCHRUN, STALLED_AFTER_S)
     # THEN the last sentence of the job names that one, and its signal
     assert row.result == "right", row
     assert "SIGABRT" in row.sentence
