@@ -41,8 +41,9 @@ class Ranks:
         self.workers = [int(process.stdout.readline()) for process in self.processes]
         for process, way in zip(self.processes, hangs, strict=True):
             sleeping = Path(f"/proc/{process.pid}/wchan")
-            if "keeps" in way:
-                wait_until(lambda sleeping=sleeping: "nanosleep" in sleeping.read_text())
+            if "later" not in way:
+                call = "nanosleep" if "keeps" in way else "pipe"
+                wait_until(lambda sleeping=sleeping, call=call: call in sleeping.read_text())
         self.agent.rows()
 
     def gathered(self, *detail: int, token: str = "c-1"):
