@@ -27,7 +27,7 @@ from typing import Any, Literal, get_args
 
 from bench.runner import HERE, ROOT, environment_of, say
 from sftriage.errors import SftriageError
-from sftriage.model.events import CauseFound, Event, WindowJudged
+from sftriage.model.events import CauseFound, Event, JobBroken, WindowJudged
 from sftriage.model.hangs import HangKind
 from sftriage.policy.in_force import find
 from sftriage.runs.directory import RunDirectory
@@ -197,9 +197,8 @@ def reason_in(event: Event) -> tuple[str, str, float] | None:
     """The kind of a hang, or "dead" of a job that has broken, with the sentence and when it came."""
     if isinstance(event, CauseFound) and event.code in get_args(HangKind):
         return event.code, event.sentence, event.time_s
-    if event.__struct_config__.tag == "broken":
-        broken: Any = event
-        return "dead", event_sentence(event), broken.time_s
+    if isinstance(event, JobBroken):
+        return "dead", event_sentence(event), event.time_s
     return None
 
 

@@ -244,7 +244,7 @@ class Captures:
             info, executor = self._executor(wanted)
         except _NotBegunError as refused:
             if request.capture_id in self._store.ids():
-                self._reports.append(self._stored(request.capture_id))
+                self._reports.append(self._store.manifest(request.capture_id).report)
             else:
                 self._report(request, refused.state, str(refused))
             return
@@ -296,7 +296,7 @@ class Captures:
         try:
             if result.capture_id in self._store.ids():
                 # An earlier agent stored it, but ended before it could report it.
-                return self._stored(result.capture_id)
+                return self._store.manifest(result.capture_id).report
             if result.state != "stored":
                 return Report(result)
             result = executor.verify(result)
@@ -323,22 +323,6 @@ class Captures:
             artefacts=artefacts,
             may_contain=contents_of(wanted.request.profiler, wanted.request.options),
         )
-
-    def _stored(self, capture_id: str) -> Report:
-        manifest = self._store.manifest(capture_id)
-        info = manifest.capture
-        size_bytes = sum(artefact.size_bytes for artefact in manifest.artefacts)
-        result = CaptureResult(
-            capture_id,
-            info.rank,
-            "stored",
-            first_step=info.first_step,
-            last_step=info.last_step,
-            size_bytes=size_bytes,
-            timings_s=info.timings_s,
-            clock=info.clock,
-        )
-        return Report(result, stored_bytes=size_bytes)
 
 
 class _NotBegunError(Exception):

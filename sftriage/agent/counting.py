@@ -16,7 +16,7 @@ from time import monotonic_ns
 
 import numpy as np
 
-from sftriage.base.process import content_of, files_of_cgroup, files_of_thread, start_ticks
+from sftriage.base.process import content_of, files_of_cgroup, files_of_thread, start_ticks, stat_fields
 from sftriage.errors import RingError
 from sftriage.model.windows import COUNTERS, PLACE
 from sftriage.traces.disk import Counted, Do, at_once, refusal
@@ -86,7 +86,7 @@ def stat(delays: bool, content: bytes) -> Sequence[int]:
 
     ``delays``: this kernel counts the time waiting for disks. If it does not, it writes zeros.
     """
-    fields = content.rpartition(b")")[2].split()
+    fields = stat_fields(content)
     minor, major, system, blocked = (int(fields[at]) for at in (7, 9, 12, 39))
     return minor, major, system * TICK_NS, blocked * TICK_NS if delays else UNKNOWN, fields[0] == b"T"
 

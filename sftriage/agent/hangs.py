@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,13 +22,13 @@ from sftriage.agent.answers import TrainerAccount, TrainerRequest
 from sftriage.agent.reading import RankRings
 from sftriage.agent.stacks import find_py_spy, reason_of, threads_of
 from sftriage.base.bounds import bounded
-from sftriage.base.process import BoundedProgram, content_of
+from sftriage.base.process import BoundedProgram, content_of, stat_fields
 from sftriage.errors import CaptureError
 from sftriage.model.hangs import RankEvidence, SourceLine, ThreadEvidence, Wait, WorkerEvidence
 from sftriage.model.windows import RankStatus
 from sftriage.trainer.executor import HANG_DETAIL_TOKEN, HANG_TOKEN
 from sftriage.trainer.layout import RingInfo
-from sftriage.trainer.stacks import LIBRARY
+from sftriage.trainer.stacks import is_own
 
 ANSWER_S, SILENT_S, DUMP_S = 3.5, 1.0, 2.0
 """How long a rank may take to answer; after how long without an answer py-spy reads it; and how long that may take."""
@@ -59,8 +58,7 @@ class KernelState:
     @classmethod
     def of(cls, stat: bytes, wchan: bytes = b"") -> KernelState:
         """The state by the content of ``stat`` and ``wchan``; an empty one if the process is gone."""
-        # (the name, in parentheses, may hold anything)
-        fields = stat.rpartition(b")")[2].split()
+        fields = stat_fields(stat)
         if len(fields) < 50:
             return GONE
         state, status = fields[0].decode("ascii", "replace"), int(fields[49])
@@ -107,7 +105,7 @@ def source_line(frame: Mapping[str, Any]) -> SourceLine:
     line = frame.get("line")
     line = line if isinstance(line, int) and 0 <= line < MAX_LINE else 0
     function = str(frame.get("name")).rpartition(".")[2]
-    return SourceLine(function, file, line, own=re.search(LIBRARY, file) is None)
+    return SourceLine(function, file, line, own=is_own(file))
 
 
 def thread_states(pid: int) -> dict[int, KernelState]:

@@ -70,11 +70,13 @@ def parent_of(pid: int) -> int | None:
 
 def _stat(pid: int) -> list[bytes]:
     """The fields of ``/proc/<pid>/stat`` from the state on; an empty state if the process is gone."""
-    try:
-        # The name is in parentheses and may hold anything, parentheses too: the fields count from the last one.
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return [b""]
+    return stat_fields(content_of(Path(f"/proc/{pid}/stat"))) or [b""]
+
+
+def stat_fields(stat: bytes) -> list[bytes]:
+    """The fields of a process's or thread's ``stat`` from the state on."""
+    # The name is in parentheses and may hold anything, parentheses too: the fields count from the last one.
+    return stat.rpartition(b")")[2].split()
 
 
 @contextlib.contextmanager

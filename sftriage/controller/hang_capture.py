@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from sftriage.base.bounds import printable
 from sftriage.base.files import private
 from sftriage.controller.agents import Fleet
 from sftriage.errors import CaptureError
@@ -21,7 +22,7 @@ from sftriage.model.captures import CaptureRequest, CaptureResult, Report, Trigg
 from sftriage.model.events import CauseFound, Place
 from sftriage.model.hangs import HANG_NAME, Hang, HangEvidence, SourceLine
 from sftriage.model.windows import JobStatus
-from sftriage.traces.manifest import CONTROL, CaptureInfo, CauseInfo, Manifest, PlaceInfo, TriggerInfo, contents_of
+from sftriage.traces.manifest import CaptureInfo, CauseInfo, Manifest, PlaceInfo, TriggerInfo, contents_of
 from sftriage.traces.store import FileToStore, LocalStore
 from sftriage.verdict.hangs import hang_of
 from sftriage.words.hangs import hang_next_step, hang_sentence
@@ -87,7 +88,7 @@ class HangFound:
         """Store the evidence, by way of the ``spool``; raises CaptureError if it is too large or cannot be stored."""
         request, content = self.request, msgspec.json.encode(self.evidence)
         if request.capture_id in store.ids():
-            return stored_report(store.manifest(request.capture_id))
+            return store.manifest(request.capture_id).report
         if len(content) > request.max_bytes:
             raise CaptureError(f"the evidence has {len(content)} bytes, more than {request.max_bytes}")
         path = spool / f"{request.capture_id}.{HANG_NAME}"
@@ -96,7 +97,7 @@ class HangFound:
             with private(path) as file:
                 file.write(content)
             world_size, ranks = self.evidence.world_size, self.evidence.ranks
-            host = next((_bounded(rank.host, 255) for rank in ranks if rank.rank == request.rank), "")
+            host = next((printable(rank.host)[:255] for rank in ranks if rank.rank == request.rank), "")
             made = store.put_files(
                 request.capture_id,
                 [FileToStore(path, HANG_NAME, "application/json", compress=False)],
@@ -114,17 +115,7 @@ class HangFound:
             )
         finally:
             path.unlink(missing_ok=True)
-        return stored_report(made)
-
-
-def stored_report(manifest: Manifest) -> Report:
-    """The report on a capture that is in the store."""
-    about, size_bytes = manifest.capture, sum(artefact.size_bytes for artefact in manifest.artefacts)
-    result = CaptureResult(
-        *(manifest.capture_id, about.rank, "stored", about.detail, about.first_step, about.last_step, size_bytes),
-        timings_s=about.timings_s,
-    )
-    return Report(result, stored_bytes=size_bytes)
+        return made.report
 
 
 def cause_of(hang: Hang) -> CauseInfo:
@@ -132,14 +123,13 @@ def cause_of(hang: Hang) -> CauseInfo:
     at = _place(hang)
     place = None
     if at is not None:
-        place = PlaceInfo(
-            function=_bounded(at.function, 100), file=_bounded(at.file), line=at.line, source=_bounded(at.source)
-        )
+        file, source = printable(at.file), printable(at.source)
+        place = PlaceInfo(function=printable(at.function)[:100], file=file, line=at.line, source=source)
     return CauseInfo(
         code=hang.kind,
         sure=hang.kind != "unknown",
-        sentence=_bounded(hang_sentence(hang)),
-        next_step=_bounded(hang_next_step(hang)),
+        sentence=printable(hang_sentence(hang)),
+        next_step=printable(hang_next_step(hang)),
         place=place,
     )
 
@@ -151,10 +141,6 @@ def _place(hang: Hang) -> SourceLine | None:
     of_absent = hang.kind in ("elsewhere", "absent", "dead")
     found = (*blocked, *called) if of_absent else (*called, *blocked)
     return None if hang.kind == "unknown" else next(filter(None, found), None)
-
-
-def _bounded(text: str, max_length: int = 2000) -> str:
-    return CONTROL.sub(" ", text.encode("utf-8", "replace").decode())[:max_length]
 
 
 @dataclass(slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from sftriage.controller.controller import settings_of, shape_of
@@ -14,14 +13,15 @@ from sftriage.demo.faults import Fault
 from sftriage.demo.hanging import HANG_KINDS
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CauseFound, WindowJudged
-from sftriage.model.hangs import Hang, HangEvidence
+from sftriage.model.hangs import Hang
 from sftriage.model.verdicts import Verdict
 from sftriage.policy.schema import Detection
 from sftriage.runs.decisions import decisions_of
 from sftriage.runs.directory import RunDirectory
+from sftriage.runs.hangs import read_hang
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import RecordedRun, load_recording
-from sftriage.traces.manifest import CauseInfo, Manifest
+from sftriage.traces.manifest import CauseInfo
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
 
@@ -49,7 +49,7 @@ class DemoOutcome:
         self.stall, self.hang_cause = _stall_and_cause(directory)
         # Read again, because a capture's cost is known only after it.
         self.manifests = tuple(store.manifest(result.capture_id) for result in captures if result.state == "stored")
-        self.hang = next(filter(None, (_hang_in(store, manifest) for manifest in self.manifests)), None)
+        self.hang = next((read_hang(store, each).hang for each in self.manifests if each.of_hang), None)
         self.failures = tuple(result for result in captures if result.state != "stored")
         fault_step = fault_step if faults else steps
         self.step_time_s = _step_times(recording, steps, detection.warmup_steps, fault_step)
@@ -112,14 +112,6 @@ def found_hang(faults: Sequence[Fault], hang: Hang | None) -> Found:
     injected = (fault.cause for fault in faults if hang.ranks == (fault.rank,))
     right = any(hang.kind in cause.codes and cause.function in functions for cause in injected)
     return "right" if right else "wrong"
-
-
-def _hang_in(store: LocalStore, manifest: Manifest) -> Hang | None:
-    """The hang that a capture of the whole job has shown."""
-    file = next((file for file in manifest.artefacts if file.name == "hang.json"), None)
-    if file is None:
-        return None
-    return msgspec.json.decode(b"".join(store.content(manifest, file)), type=HangEvidence).hang
 
 
 def _stall_and_cause(directory: RunDirectory) -> tuple[Verdict | None, CauseFound | None]:

@@ -234,10 +234,11 @@ def train(steps: int, faults: list[Fault], fault_step: int, folder: Path) -> Non
     sampler, workers = range(rank, len(samples), dist.get_world_size()), 0
     if any(fault.name == "hang-worker" for fault in mine):
         samples.missing, workers = sampler[fault_step * BATCH], 1
-    source = iter(DataLoader(samples, BATCH, sampler=sampler, num_workers=workers))
+    loader = DataLoader(samples, BATCH, sampler=sampler, num_workers=workers)
     slow = Trainer(mine, folder, network)
     healthy = Trainer((), folder, network)
     with sftriage.Monitor(stages=("data", "forward", "backward", "optimizer"), sync=("backward",)) as monitor:
+        source = iter(loader)  # (a worker that starts after the Monitor describes its own threads)
         for step in range(steps):
             trainer = slow if step >= fault_step else healthy
             samples.storage_s, network.pause_s = trainer.storage_s, trainer.backward_s

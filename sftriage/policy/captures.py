@@ -364,7 +364,7 @@ GATHER_S = 10.0
 """The time-box of a capture of a whole job: its hosts answer within seconds, or not at all."""
 
 
-def of_whole_job(
+def for_all_ranks(
     request: CaptureRequest, capture: Capture, missing: Sequence[int], waiting: Sequence[int]
 ) -> CaptureRequest:
     """The request of a rule for the evidence of all ranks of a job that hangs.

@@ -28,10 +28,10 @@ from sftriage.policy.captures import (
     already_captured,
     by_system,
     choose,
+    for_all_ranks,
     limits_in_numbers,
     missed,
     named,
-    of_whole_job,
     place_kept,
     places_left,
     ranks_limit,
@@ -319,7 +319,7 @@ class _Case:
                 continue
             beside: Parameters = {}
             if self.verdict.label == "stalled":
-                requests, refused = self._of_whole_job(rule, capture, ranks, means), whole_job_limit(self.state)
+                requests, refused = self._for_all_ranks(rule, capture, ranks, means), whole_job_limit(self.state)
             else:
                 suspects, controls, refused = self._chosen(capture, ranks, target)
                 requests = self._requests(rule, capture, suspects, controls, means) if refused is None else ()
@@ -367,7 +367,7 @@ class _Case:
         kept = place_kept(target, bounds, self.state, self.now_s)
         return ranks, controls, kept or ranks_limit(ranks + controls, bounds, self.state)
 
-    def _of_whole_job(
+    def _for_all_ranks(
         self, rule: Rule, capture: Capture, missing: Sequence[int], means: Means
     ) -> tuple[CaptureRequest, ...]:
         """One request for all ranks of a stalled job; named by the first missing rank, or else the lowest rank."""
@@ -375,7 +375,7 @@ class _Case:
         suspected = dict.fromkeys((*missing, *(rank for suspect in self.verdict.suspects for rank in suspect.ranks)))
         waiting = [peer for peer in self.peers if peer not in suspected]
         request = request_of(capture, means, _capture_id(self.verdict, rank, rule, self.state.asked + 1), rank)
-        return (of_whole_job(request, capture, tuple(suspected), waiting),)
+        return (for_all_ranks(request, capture, tuple(suspected), waiting),)
 
     def _requests(
         self, rule: Rule, capture: Capture, suspects: tuple[int, ...], controls: tuple[int, ...], means: Means

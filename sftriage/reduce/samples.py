@@ -22,11 +22,10 @@ from msgspec import Meta, Struct
 from sftriage.errors import InputError
 from sftriage.traces.jsonstream import UNDECODABLE
 from sftriage.traces.manifest import CONTROL, CauseCode
-from sftriage.trainer.stacks import LIBRARY, USED, program_package
+from sftriage.trainer.stacks import USED, is_own, program_package
 
 MAX_FILE_BYTES = 256 * 2**20
 
-_LIBRARY = re.compile(LIBRARY)
 OURS = re.compile(r"/sftriage/trainer/(?!seams/)")
 """Files of sftriage that record and capture steps, and call nothing of the program."""
 
@@ -46,7 +45,7 @@ class Frame:
 
     @property
     def own(self) -> bool:
-        return self.main or _LIBRARY.search(self.file) is None
+        return self.main or is_own(self.file)
 
 
 Whole = Annotated[int, Meta(ge=-1, le=2**63 - 1)]

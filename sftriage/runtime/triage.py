@@ -24,7 +24,7 @@ from sftriage.base.files import refusing
 from sftriage.base.loops import LogOnce, Loop
 from sftriage.controller.agents import Corroboration, DesiredCaptures, Fleet, ResumeState, WindowAssembly, resume_state
 from sftriage.controller.controller import Controller, shape_of
-from sftriage.controller.hang_capture import HangCaptures, HangFound, stored_report
+from sftriage.controller.hang_capture import HangCaptures, HangFound
 from sftriage.errors import SftriageError
 from sftriage.model.captures import ENDED, CaptureResult, Decision, ManualRequest, Report, Reproduced
 from sftriage.model.events import DiskRecovered, JobBroken, JobObserved, Resumed, RingGivenUp, TakenOver
@@ -213,7 +213,7 @@ class Triage:
                 continue
             self._hangs.add(request, attempt, trigger.first_step, self._now_s(), None, resumed=True)
             if capture_id in stored:
-                self._take_report(stored_report(self._annotations.store.manifest(capture_id)))
+                self._take_report(self._annotations.store.manifest(capture_id).report)
 
     def turn(self, *, reads: bool = True) -> None:
         """One turn: judge new windows, start captures, note those that have ended.

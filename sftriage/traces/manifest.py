@@ -33,6 +33,7 @@ from sftriage.model.captures import (
     Cause,
     ChoiceReason,
     Profiler,
+    Report,
     Reproduced,
     Role,
     Trigger,
@@ -464,6 +465,16 @@ class Manifest(DocumentModel):
     def sampled(self) -> bool:
         """Whether it has only sampled stacks of its steps, perhaps because its trace was lost."""
         return self.artefacts[0].name == SAMPLES_NAME
+
+    @property
+    def report(self) -> Report:
+        """The report on the capture, which is in the store."""
+        about, size_bytes = self.capture, sum(artefact.size_bytes for artefact in self.artefacts)
+        steps = about.first_step, about.last_step
+        result = CaptureResult(
+            *(self.capture_id, about.rank, "stored", about.detail, *steps, size_bytes, about.timings_s, about.clock)
+        )
+        return Report(result, stored_bytes=size_bytes)
 
     @property
     def of_hang(self) -> bool:

@@ -36,12 +36,6 @@ _AT_SEAMS = {"dataloader.py:__next__": "data", "__init__.py:backward": "backward
 """Functions of torch in which a stage runs that the seams detect, by the names of their files."""
 STALE_S = 86400.0
 """How old the file of an ended rank may become where a directory of rings is used again."""
-_LIBRARIES = tuple(
-    os.path.join("", part, "")  # noqa: PTH118 (of frames)
-    for part in ("site-packages", "dist-packages")
-)
-_STANDARD = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
-_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120
 
 
 def ends_file(rings: Path, pid: int) -> Path:
@@ -196,6 +190,8 @@ def _raised(error: BaseException, trace: TracebackType | None) -> None:
 
 
 def _note_exception(error: BaseException, trace: TracebackType | None, more: Sequence[str]) -> None:
+    from sftriage.trainer.stacks import is_own  # (an exception of a process that may be no rank)
+
     chain = [*more]
     cause = error.__cause__ or error.__context__
     while cause is not None and len(chain) < MAX_CHAIN:
@@ -215,6 +211,8 @@ def _note_exception(error: BaseException, trace: TracebackType | None, more: Seq
 def _stage_of(lines: Sequence[tuple[str, str, int]]) -> str:
     """The stage in which an exception was raised, by the blocks of stages around its lines; "" if unknown."""
     monitor = sys.modules.get("sftriage.trainer.monitor")
+    from sftriage.trainer.stacks import is_own
+
     found = ""
     with contextlib.suppress(OSError, SyntaxError, ValueError):
         for function, file, line in lines:
@@ -236,12 +234,6 @@ def _block_around(file: str, line: int) -> str:
                     # (outer blocks come first)
                     found = str(getattr(call.args[0], "value", "")) or found
     return found
-
-
-def is_own(file: str) -> bool:
-    """Whether a file belongs to the program itself, not to Python, an installed package or this one."""
-    library = any(part in file for part in _LIBRARIES) or file.startswith((_STANDARD, _OURS, "<"))
-    return not library
 
 
 def _ended(pid: int, status: int | None, *, worker: bool = False) -> None:

@@ -28,7 +28,8 @@ from sftriage.base.loops import start_thread
 from sftriage.model.hangs import Call, GroupCalls, ThreadEvidence, WorkerEvidence
 from sftriage.trainer.kernel import state_of
 from sftriage.trainer.sampler import WORKERS, children
-from sftriage.trainer.waits import is_own, line_of, package_of_main, plain, threads_of_this_process
+from sftriage.trainer.stacks import is_own
+from sftriage.trainer.waits import line_of, package_of_main, plain, threads_of_this_process
 
 MAX_ANSWER_BYTES, MAX_TOKEN_BYTES = 512 << 10, 256
 PATIENCE_S = 3.0

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from sftriage.base.process import content_of
+from sftriage.base.process import content_of, stat_fields
 
 _NUMBERS = """
 read 0 63, write 1 64, open 2 -, close 3 57, stat 4 -, fstat 5 80, poll 7 -, ioctl 16 29, pread64 17 67,
@@ -78,7 +78,7 @@ def cpu_time(thread: int) -> CpuTime | None:
     except ValueError:
         pass
     try:
-        user, system = _stat_fields(f"/proc/self/task/{thread}")[11:13]
+        user, system = stat_fields(_read(f"/proc/self/task/{thread}/stat"))[11:13]
         tick_ns = 10**9 // os.sysconf("SC_CLK_TCK")
         return CpuTime((int(user) + int(system)) * tick_ns, 0, time.monotonic_ns())
     except ValueError:
@@ -87,7 +87,7 @@ def cpu_time(thread: int) -> CpuTime | None:
 
 def state_of(process: str) -> tuple[str, str]:
     """The kernel's letter and the ``wchan`` of a process or thread, by its folder in ``/proc``; empty if unknown."""
-    fields = _stat_fields(process)
+    fields = stat_fields(_read(f"{process}/stat"))
     wchan = _read(f"{process}/wchan").decode("ascii", "replace").strip()
     return (fields[0].decode("ascii", "replace") if fields else ""), "" if wchan == "0" else wchan
 
@@ -133,11 +133,6 @@ def process_name(pid: int) -> str:
 
 def _read(path: str) -> bytes:
     return content_of(Path(path))
-
-
-def _stat_fields(process: str) -> list[bytes]:
-    # The name is in parentheses and may hold anything, parentheses too.
-    return _read(f"{process}/stat").rpartition(b")")[2].split()
 
 
 def _text(data: bytes) -> str:

@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from resource import RUSAGE_SELF, getrusage
 from time import monotonic_ns, thread_time_ns
@@ -42,6 +42,13 @@ LIBRARY = r"^<|/(site|dist)-packages/|/lib/python\d[^/]*/|/sftriage/(trainer|int
 
 _RUNNER = r"^<|runpy\.py$|/bin/[^/]+$"
 _PACKAGE = r"^.*/(?:site|dist)-packages/[^/]+/"
+
+
+@lru_cache(4096)
+def is_own(file: str, package: str | None = None) -> bool:
+    """Whether a file is the program's own; ``package`` as by `program_package`."""
+    return (package is not None and file.startswith(package)) or re.search(LIBRARY, file) is None
+
 
 ProcessSamples = dict[str, Any]
 """A process's own samples, ready for JSON.

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import linecache
 import os
-import re
 import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import lru_cache
 from types import FrameType
 from typing import Any
 
 from sftriage.model.hangs import SourceLine, ThreadEvidence, Wait
 from sftriage.trainer.kernel import CpuTime, cpu_time, process_name, wait_of
 from sftriage.trainer.locks import LockWait, attribute, holder_of, local, lock_of
-from sftriage.trainer.stacks import LIBRARY, program_package
+from sftriage.trainer.stacks import is_own, program_package
 
 LOOK_S = 0.05
 """Seconds in which the threads' CPU time is measured."""
@@ -37,12 +35,6 @@ _PEERS = {
     **dict.fromkeys(("send", "isend", "reduce", "gather", "gather_object"), "dst"),
 }
 _PEERS_FILE = "/torch/distributed/distributed_c10d.py"
-
-
-@lru_cache(4096)
-def is_own(file: str, package: str | None) -> bool:
-    """Whether a file is the program's own; ``package`` as by `program_package`."""
-    return (package is not None and file.startswith(package)) or re.search(LIBRARY, file) is None
 
 
 def line_of(function: str, file: str, line: int, package: str | None) -> SourceLine:

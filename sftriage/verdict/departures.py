@@ -16,6 +16,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from sftriage.model.events import Departed, Departure, JobBroken, Place
+from sftriage.trainer.stacks import is_own
 
 TIE_S = 0.25
 """Launchers check their ranks every 0.1 s."""
@@ -43,13 +44,11 @@ _OF_PYTHON = {"ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError
 """Exceptions from connections of the program itself, such as to a DataLoader worker."""
 _IN_CONCERT = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGABRT}
 """Signals that several ranks get at once: as their job is ended, or as NCCL aborts an exchange that takes too long."""
-"""Signals with which launchers and people end a job."""
 _WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? (\d+)")
 _BY_SIGNAL = re.compile(r"is killed by signal: ([^.]+)")
 _WITH_STATUS = re.compile(r"exited unexpectedly with exit code (\d+)")
 _IN_WORKER = re.compile(r"Caught (\w+) in DataLoader worker process")
 _LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +218,7 @@ def _departure_of(end: RankEnd) -> Departure:
         last = end.message.rstrip().rpartition("\n")[2]
         error, message = caught[1], last.partition(": ")[2]
         places = [Place(function, file, int(line)) for file, line, function in _LINE.findall(end.message)]
-        place = next((place for place in reversed(places) if not _INSTALLED.search(place.file)), place)
+        place = next((place for place in reversed(places) if is_own(place.file)), place)
     return replace(known, how="raised", error=error, message=message, place=place)
 
 
