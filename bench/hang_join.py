@@ -8,11 +8,11 @@ from hosts: no two ranks share any, and each lists its calls in an order of its 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import resource
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from sftriage.model.hangs import Call, GroupCalls, HangEvidence, RankEvidence, SourceLine, ThreadEvidence, Wait
 from sftriage.verdict.hangs import hang_of
@@ -21,30 +21,25 @@ CALLS, DISTINCT = 2_000, 12
 FAULTS = ("absent", "different", "skipped")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+QUICK = {"ranks": 1024, "rounds": 1}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=8192)
     parser.add_argument("--tensors", type=int, default=8)
     parser.add_argument("--pipelines", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    options = parser.parse_args()
-    rows = [
-        measured(layout, fault, options)
-        for layout in ("default group", f"TP {options.tensors} x PP {options.pipelines} x DP")
-        for fault in FAULTS
-    ]
-    if options.json:
-        print(json.dumps({"ranks": options.ranks, "calls": CALLS, "rows": rows}))
-        return 0
-    for row in rows:
-        print(f"{row['layout']:24}{row['fault']:12}{row['kind']:24}{row['seconds']:8.2f} s")
-    return 0
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    layouts = ("default group", f"TP {options.tensors} x PP {options.pipelines} x DP")
+    rows = [measured(layout, fault, options) for layout in layouts for fault in FAULTS]
+    return {"ranks": options.ranks, "calls": CALLS, "rows": rows}
 
 
 def measured(layout: str, fault: str, options: argparse.Namespace) -> dict[str, object]:
     culprit = options.ranks // 3
-    ranks = [ranks_own(rank, layout, fault if rank == culprit else "", options) for rank in range(options.ranks)]
+    ranks = [evidence_of(rank, layout, fault if rank == culprit else "", options) for rank in range(options.ranks)]
     evidence = HangEvidence(0.0, 1, 60, options.ranks, tuple(ranks))
     seconds = []
     for _ in range(options.rounds):
@@ -62,7 +57,7 @@ def measured(layout: str, fault: str, options: argparse.Namespace) -> dict[str, 
     }
 
 
-def ranks_own(rank: int, layout: str, fault: str, options: argparse.Namespace) -> RankEvidence:
+def evidence_of(rank: int, layout: str, fault: str, options: argparse.Namespace) -> RankEvidence:
     calls = [
         Call("all_reduce", ((n * 100,),), ("Float",), tuple(line(f"f{n}", n + k) for k in range(3)))
         for n in range(1, DISTINCT + 1)
@@ -114,7 +109,3 @@ def group(name: str, members: tuple[int, int, int], number: int, fault: str, pla
     return GroupCalls(
         name, "default_pg" if name == "0" else name, (members,), 1, tuple(places[n] for n in calls), pending
     )
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -77,7 +77,7 @@ GONE = KernelState()
 
 
 def kernel_state(info: RingInfo, stat: Callable[[RingInfo], bytes]) -> tuple[KernelState, bool]:
-    """The state of a rank's process, and whether its pid is valid here; ``stat`` reads that of a hidden one."""
+    """The kernel's state of a rank, and whether its pid is valid here. ``stat`` reads it from another PID namespace."""
     found = KernelState.at(Path(f"/proc/{info.pid}"))
     if found.start_ticks == info.pid_start_ticks and found != GONE:
         return found, True

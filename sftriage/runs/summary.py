@@ -95,7 +95,7 @@ class RunSummary:
         done: what was done about the newest window and why; ``resolves``: what would resolve a hold-off.
         captures: those that the trouble has led to, newest first; ``disturbed``: one disturbed the newest window.
         lost_s: the time that the trouble has cost every rank; None if there is no trouble, or the cost is unknown.
-        cause: why the job is slow or hangs, if a capture has shown it; that of a hang is the ``sentence``, too.
+        cause: why the job is slow or hangs, if a capture shows it. The ``sentence`` of a hang is its cause.
         step_times: what each step took, if the caller has read that.
     """
 

@@ -157,7 +157,7 @@ def memory_cgroups(process: Path = Path("/proc/self"), mounted: Path = _CGROUPS)
         if controllers and "memory" not in controllers.split(","):
             continue
         top = mounted / "memory" if controllers else mounted
-        # (in a container, the path may be that of the host)
+        # (in a container, the path may be the host's)
         folder = top / path.lstrip("/")
         for each in (folder, *folder.parents) if folder.exists() else (top,):
             if each.is_relative_to(top) and any(

@@ -354,16 +354,17 @@ def _does(blocked: Blocked, *, several: bool, in_circle: bool) -> str:
     phrase = phrase.format_map(about)
     circle = f", and rank {blocked.peer} waits for {'them' if several else 'it'} in turn"
     circle = circle if in_circle and blocked.peer is not None else ""
-    return f"{phrase}{_worker(blocked) if blocked.code == 'worker' else ''}{_spot(blocked)}{_holder(blocked)}{circle}"
+    if blocked.code == "worker":
+        waits, _, worker = phrase.partition(" ")
+        return f"{waits}{_spot(blocked)} {worker}{_worker(blocked)}"
+    return f"{phrase}{_spot(blocked)}{_holder(blocked)}{circle}"
 
 
 def _spot(blocked: Blocked) -> str:
     """Where a rank is: its own line, or else the function it is in, or else its stage."""
     if blocked.place is not None:
-        at = _in(blocked.place)
         inside = f", inside {blocked.inside}" if blocked.code in ("unknown", "native") and blocked.inside else ""
-        comma = "," if blocked.code == "worker" else ""
-        return f"{comma}{at}{inside}"
+        return f"{_in(blocked.place)}{inside}"
     if blocked.inside:
         return f" in {blocked.inside}"
     return f" in stage {blocked.stage}" if blocked.stage else ""
