@@ -382,9 +382,7 @@ def _holder(blocked: Blocked) -> str:
 
 
 def _worker(blocked: Blocked) -> str:
-    if blocked.worker_state in ("T", "t", "Z", "gone"):
-        return f", {_STATES[blocked.worker_state]}"
-    if blocked.worker_at is not None:
+    if blocked.worker_at is not None and blocked.worker_state not in ("T", "t", "Z", "gone"):
         return f", which is{_in(blocked.worker_at)}"
     return f", {_STATES[blocked.worker_state]}" if blocked.worker_state in _STATES else ""
 
