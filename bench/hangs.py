@@ -248,8 +248,10 @@ def judged(
     return Row(kind, result, healthy, stalled_s=stall.verdict.exposed_s if stall else None)
 
 
-def policy_text(stalled_after_s: float) -> str:
-    """The default policy, with this time after which a job is stalled."""
+def policy_text(stalled_after_s: float | None) -> str:
+    """The default policy, with this time after which a job is stalled, if given."""
+    if stalled_after_s is None:
+        return find("default").read_text(encoding="utf-8")
     text = re.sub(r"\n *stalled_after:.*", "", find("default").read_text(encoding="utf-8"))
     return text.replace("  detection:\n", f"  detection:\n    stalled_after: {stalled_after_s:g}s\n", 1)
 
@@ -294,7 +296,7 @@ def one_row(
     kind: str,
     folder: Path,
     launcher: Sequence[str] = TORCHRUN,
-    stalled_after_s: float = STALLED_AFTER_S,
+    stalled_after_s: float | None = STALLED_AFTER_S,
     pause_s: float = 4 * STALLED_AFTER_S,
 ) -> Row:
     """Run a job until its first sentence, or until none can be expected, and judge it."""

@@ -124,6 +124,11 @@ STEADY = """
             os.stat(name)
         except FileNotFoundError:
             pass
+    def waits_on_its_pipe(thread):
+        with open(f"/proc/self/task/{thread}/wchan") as file:
+            return "pipe" in file.read()
+    while not any(map(waits_on_its_pipe, os.listdir("/proc/self/task"))):
+        pass
     steps(5000)
     mark("/sftriage-mark-begin")
     steps(1000)
@@ -134,7 +139,7 @@ STEADY = """
 
 @needs.strace
 def test_a_steady_step_makes_no_system_call(rings, tmp_path):
-    # GIVEN a trainer under strace, past its first turn of the ring
+    # GIVEN a trainer under strace, past its first turn of the ring and its answering thread's start
     strace = shutil.which("strace")
     output = tmp_path / "strace.txt"
     probe = subprocess.run([strace, "-o", output, "true"], capture_output=True, timeout=60)
