@@ -1,4 +1,4 @@
-"""Reads the kernel's counters of the ranks (`sftriage.model.windows`) from outside; `RankRings` calls it.
+"""Reads the counters of the ranks (`sftriage.model.windows`) from outside; `RankRings` calls it.
 
 It reads the main thread of the process that writes the ring, which is nearly always the training thread. If it is not,
 that thread does not run during steps, and its counters are ignored. A counter that cannot be read is unknown, never
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -18,10 +19,10 @@ import numpy as np
 
 from sftriage.base.process import content_of, files_of_cgroup, files_of_thread, start_ticks, stat_fields
 from sftriage.errors import RingError
-from sftriage.model.windows import COUNTERS, PLACE
+from sftriage.model.windows import COUNTERS, OF_INTERPRETER, PLACE
 from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.trainer.executor import COUNTERS_SOCKET, COUNTERS_TOKEN, MAX_FILES, STACK_REQUESTS
-from sftriage.trainer.layout import MAX_COUNT, RingInfo
+from sftriage.trainer.layout import COLLECTED, LIVE_AT, MAX_COUNT, WORD_BYTES, RingInfo
 from sftriage.windows.decoding import UNKNOWN, StepArrays
 from sftriage.windows.logs import MAX_APART_NS, none_taken, of_ranks_laid_over
 from sftriage.windows.steplog import CountersLog, KeptSteps
@@ -41,6 +42,7 @@ TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 _DELAYS = Path("/proc/sys/kernel/task_delayacct")
 _MAX_BYTES = 16384
+_INTERPRETER = struct.Struct("=2q")
 _SWITCHES = b"voluntary_ctxt_switches:"
 
 Report = Callable[[str], None]
@@ -140,6 +142,11 @@ def retransmissions(content: bytes) -> Sequence[int]:
     return (int(values[names.index(b"RetransSegs")]),)
 
 
+def interpreter(content: bytes) -> Sequence[int]:
+    """A rank's ring: nanoseconds that its trainer collected garbage and compiled."""
+    return _INTERPRETER.unpack_from(content, LIVE_AT + COLLECTED * WORD_BYTES)
+
+
 KINDS: Mapping[str, tuple[Sequence[str], Parse, int]] = {
     "stat": (("minor_faults", "major_faults", "system_s", "disk_s", "stopped_s"), _stat, 0),
     "schedstat": (("run_s", "queued_s"), schedstat, 0),
@@ -147,6 +154,7 @@ KINDS: Mapping[str, tuple[Sequence[str], Parse, int]] = {
     "io": (("read_bytes", "written_bytes"), transfers, SLOWLY_NS),
     "snmp": (("retransmitted",), retransmissions, SLOWLY_NS),
     "cpu.stat": (("throttled_s",), throttled, 0),
+    "ring": (OF_INTERPRETER, interpreter, 0),
     "memory.pressure": (("memory_s",), pressure, SECOND_NS),
     "io.pressure": (("io_s",), pressure, SECOND_NS),
 }
@@ -157,7 +165,7 @@ def parsed(parse: Parse, content: bytes, n_values: int) -> Sequence[int]:
     """The values in a file; all `UNKNOWN` unless it has exactly ``n_values`` valid ones."""
     try:
         found = parse(content)
-    except (ValueError, IndexError, KeyError):
+    except (ValueError, IndexError, KeyError, struct.error):
         found = ()
     fits = len(found) == n_values and min(found) >= UNKNOWN and max(found) < MAX_COUNT
     return found if fits else (UNKNOWN,) * n_values
@@ -275,6 +283,7 @@ class RankCounters:
             self.hidden += 1
             self._open += self._descriptors.received()
             self._descriptors.close()
+            self._add_ring()
         self.hidden = 0
 
     def _begin_by_pid(self) -> None:
@@ -287,7 +296,12 @@ class RankCounters:
         except BaseException:
             self.close()
             raise
+        self._add_ring()
         self._n_of_thread = len(self._open)
+
+    def _add_ring(self) -> None:
+        if self._rings is not None:
+            self._add([("ring", self._rings / self._info.file_name("ring"))])
 
     def _follow(self, found: list[int]) -> None:
         """Open the files of the process's current cgroup; the counters of a new cgroup start as unknown."""

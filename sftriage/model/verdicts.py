@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sftriage.model.windows import MOST_FRACTION, SystemCode
+from sftriage.model.windows import MOST_FRACTION, InterpreterCode, SystemCode
 
 Label = Literal["healthy", "suspect", "stalled", "needs_evidence"]
 NAMING: frozenset[Label] = frozenset({"suspect", "stalled"})
@@ -105,6 +105,7 @@ class Suspect:
     descheduled_fraction: float | None = None
     contended_fraction: float | None = None
     system: tuple[SystemCode, float] | None = None
+    interpreter: tuple[InterpreterCode, float] | None = None
     alone: OwnWork | None = None
     on_host: str | None = None
 

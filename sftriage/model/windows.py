@@ -103,10 +103,13 @@ OF_THREAD: Final = (
 switches; page faults; time in the kernel; time waiting for a disk; bytes read from disks and written to them. A unit is
 in its counter's name: ``_s`` is seconds (in files nanoseconds), all others are counts."""
 
-OF_PROCESS: Final = ("throttled_s", "stopped_s", "memory_s", "io_s", "retransmitted")
+OF_INTERPRETER: Final = ("collected_s", "compiled_s")
+"""Counted by the trainer itself: time in Python's garbage collector, and in torch's compiler."""
+
+OF_PROCESS: Final = ("throttled_s", "stopped_s", "memory_s", "io_s", "retransmitted", *OF_INTERPRETER)
 """Counters of the process: time throttled by its cgroup's CPU limit; time stopped (state T); time in which some thread
 of its cgroup, or else of its host, was stalled on memory and on disks (pressure stall information); TCP segments
-retransmitted in its network namespace."""
+retransmitted in its network namespace; and those `OF_INTERPRETER`."""
 
 SHARED: Final = frozenset({"memory_s", "io_s", "retransmitted"})
 """Counters that ranks of one host may share, and that are read less often: a difference counts only if a rank has twice
@@ -379,7 +382,10 @@ def _joined(name: str, windows: Sequence[Window]) -> Any:
 SystemCode = Literal["cgroup_throttled", "stopped", "page_faults", "memory_pressure", "descheduled"]
 """Causes of lateness that are no line of the rank's program."""
 
-AccountCode = SystemCode | Literal["disk", "network", "gpu_throttled"]
+InterpreterCode = Literal["garbage_collection", "recompilation"]
+"""Causes that the trainer itself counts. A capture shows the line at which they happen."""
+
+AccountCode = SystemCode | InterpreterCode | Literal["disk", "network", "gpu_throttled"]
 """These, and causes that act on a line of the program or make operators slow."""
 
 MOST_FRACTION = 0.5
@@ -433,6 +439,8 @@ def accounts(over: Mapping[str, float]) -> Iterator[Account]:
         yield Account("disk", over.get("io_s", 0.0), counted=False)
     if _faults(over):
         yield Account("page_faults", over["system_s"], counted=False)
+    yield Account("garbage_collection", over.get("collected_s", 0.0))
+    yield Account("recompilation", over.get("compiled_s", 0.0))
     # (from a capture: no kernel counts it)
     yield Account("gpu_throttled", over.get("gpu_s", 0.0), counted=False)
     yield Account("network", over.get("retransmitted", 0.0) * RETRANSMISSION_S, counted=False)

@@ -457,7 +457,7 @@ def cause_of_rank(
     for code, took_s in spent_s.items():
         if took_s < MAIN_FRACTION * over_s:
             continue
-        does = "it collected garbage" if code == "garbage_collection" else DOES[code]
+        does = COUNTED["garbage_collection"] if code == "garbage_collection" else DOES[code]
         if code == "gil" and sampled is not None:
             does = f"it waited for the interpreter lock (GIL), held by thread {busiest(sampled)}"
         return CauseInfo(

@@ -27,6 +27,8 @@ The trainer writes a ring (``rank-<rank>.<attempt>.ring``), and any process with
               4  on_device   1 once the trainer uses a device that its host does not wait for (CUDA); 2 without device
                              times, or once they have ended
               5  additions   bytes of the additions; stored after them
+              6  collected   nanoseconds of garbage collection in the trainer so far
+              7  compiled    the same of torch.compile
               8  doorbell    written by a client that has put something into the rank's mailbox
 
 The first word of each block is BLOCK, with the number of steps that had ended before it: an index of steps. Every other
@@ -108,7 +110,7 @@ ADDITIONS_BYTES = 4096
 LOG_AT = ADDITIONS_AT + ADDITIONS_BYTES
 """Byte offsets in a ring of moments."""
 
-CLAIMED, OPENED, MISUSE, CLOSED, ON_DEVICE, ADDITIONS = range(6)
+CLAIMED, OPENED, MISUSE, CLOSED, ON_DEVICE, ADDITIONS, COLLECTED, COMPILED = range(8)
 DOORBELL = 8
 """Live words of a ring of moments."""
 TIMED, UNTIMED = 1, 2

@@ -26,6 +26,7 @@ from sftriage.log import warn
 from sftriage.model.windows import OTHER, StageSchema
 from sftriage.trainer import layout, moments
 from sftriage.trainer.executor import Answering, CaptureExecutor
+from sftriage.trainer.interpreter import InterpreterTime
 from sftriage.trainer.layout import RingFile, bounded_text
 from sftriage.trainer.moments import NEVER, Form, Log
 
@@ -41,8 +42,8 @@ MAX_MARKS = 1 << 14
 READ_A_STEP = 4
 """Maximum steps read at the end of one step, so that no step pays for many."""
 
-CUDA_START_STEPS = 64
-"""Steps in which CUDA may still be initialised."""
+START_STEPS = 64
+"""Steps in which CUDA may still be initialised, and the compiler imported."""
 
 _NS_PER_MS = 1e6
 
@@ -74,8 +75,8 @@ class Recording:
         self._rings_handled = NEVER  # the doorbell's count when the executor last handled it
         self._device_time = device_time
         self._misuse = 0
-        # Steps that still check whether CUDA is in use; later steps do not pay for that.
-        self._cuda_steps_left = CUDA_START_STEPS
+        # Steps that still check whether CUDA and the compiler are in use; later steps do not pay for that.
+        self._start_steps_left, self._cuda_in_use = START_STEPS, False
         # The open stages, outermost first, followed only while listening.
         self._open: list[int] = []
         self._listening = False
@@ -83,6 +84,7 @@ class Recording:
         self.watch: GradientWatch | None = None
         self.device: Any = None
         self._driven: DeviceTime | None = None  # the same, if this recording drives it
+        self._interpreter = InterpreterTime(log)
         _recordings.add(self)
 
     def begin(self, number: int | None) -> None:
@@ -226,6 +228,7 @@ class Recording:
             self.abandon()
             return
         self.off = True
+        self._interpreter.close()
         self.log.owner = 0
         try:
             # The hook first: it may still write a result while the ring is open.
@@ -249,6 +252,7 @@ class Recording:
         if self.off:
             return
         self.off = True
+        self._interpreter.close()
         self._hook.abandon()
         if self._answering is not None:
             self._answering.abandon()
@@ -270,20 +274,26 @@ class Recording:
         if rings != self._rings_handled:
             self._capturing = self._hook.before_step(number)
             self._rings_handled = NEVER if busy or self._hook.busy else rings
-        if self._cuda_steps_left:
-            self._cuda_steps_left -= 1
-            # (imports nothing, and calls no driver; another thread may be importing torch)
-            cuda = getattr(sys.modules.get("torch"), "cuda", None)
-            if getattr(cuda, "is_initialized", bool)():
-                self._cuda_steps_left = 0
-                self.log.set_live(layout.ON_DEVICE, layout.TIMED if self._device_time else layout.UNTIMED)
-                if self._device_time:
-                    self.device = in_c(self.form)
-                    if self.device is None:
-                        self.device = self._driven = DeviceTime(self.log, self.device_failed)
-        attentive = self._cuda_steps_left or self._driven is not None
+        if self._start_steps_left:
+            self._start_steps_left -= 1
+            if not self._cuda_in_use:
+                self._time_device()
+            if self._interpreter.follow_compiler() and self._cuda_in_use:
+                self._start_steps_left = 0
+        attentive = self._start_steps_left or self._driven is not None
         self.log.seen = NEVER if attentive else self._rings_handled
         self._attend()
+
+    def _time_device(self) -> None:
+        # (imports nothing, and calls no driver; another thread may be importing torch)
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        self._cuda_in_use = getattr(cuda, "is_initialized", bool)()
+        if self._cuda_in_use:
+            self.log.set_live(layout.ON_DEVICE, layout.TIMED if self._device_time else layout.UNTIMED)
+            if self._device_time:
+                self.device = in_c(self.form)
+                if self.device is None:
+                    self.device = self._driven = DeviceTime(self.log, self.device_failed)
 
     def _attend(self) -> None:
         """Make the log call back at the end of each step and at each boundary, if needed."""

@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from sftriage.model.verdicts import Scope, Suspect, Verdict
-from sftriage.model.windows import COUNTERS, MOST_FRACTION, PLACE, SHARED, SystemCode, Window, accounting
+from sftriage.model.windows import (
+    COUNTERS,
+    MOST_FRACTION,
+    OF_INTERPRETER,
+    PLACE,
+    SHARED,
+    InterpreterCode,
+    SystemCode,
+    Window,
+    accounting,
+)
 from sftriage.verdict.accounting import (
     BoolArray,
     FloatArray,
@@ -199,6 +209,8 @@ MOST_TIMES = 4.0
 """The largest factor for the peers' wait for a CPU, where a rank runs more than they do."""
 
 SHOWN_COUNTERS: Mapping[str, tuple[str, ...]] = {
+    "garbage_collection": ("collected_s",),
+    "recompilation": ("compiled_s",),
     "cgroup_throttled": ("throttled_s",),
     "stopped": ("stopped_s",),
     "page_faults": ("major_faults", "disk_s"),
@@ -274,6 +286,14 @@ class SystemCounts:
             return None
         return found.alone, min(1.0, found.took_s / self.late_s)
 
+    @property
+    def interpreter(self) -> tuple[InterpreterCode, float] | None:
+        """What Python or the compiler did that accounts for most of the lateness, and for which part of it."""
+        found = accounting(self.over, self.late_s)
+        if found is None or not (found.code == "garbage_collection" or found.code == "recompilation"):
+            return None
+        return found.code, min(1.0, found.took_s / self.late_s)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldBack:
@@ -337,7 +357,8 @@ def system_counts(window: Window, ranks: Sequence[int], steps_N: BoolArray) -> S
     """The counters of some ranks in some steps (N), against the medians of the rest of their cohort.
 
     A counter is known by step and not by stage: it is assumed to be spread evenly over the step, and only the part
-    before the syncs counts. Sums over all of the steps are compared, because two readings may be several steps apart
+    before the syncs counts. (Those of the interpreter count in full: in a sync stage, too, they delay the rank, not its
+    waiting.) Sums over all of the steps are compared, because two readings may be several steps apart
     (`sftriage.windows.logs`). Of many ranks, and of many peers, a sample is compared.
 
     Returns:
@@ -413,7 +434,8 @@ def _of_role(window: Window, members: RankArray, chosen: RankArray, steps_N: Boo
         if place == PLACE["queued_s"]:
             usual_N = usual_N * max(_as_much(counted_NXC[:, :, PLACE[name]], n_own) for name in ("run_s", "woken"))
         over_NX = counted_NX - usual_N[:, None]
-        sums_3C[:, place] = counted_NX.sum(), over_NX.sum(), (over_NX * share_NX).sum()
+        before_NX = over_NX if COUNTERS[place] in OF_INTERPRETER else over_NX * share_NX
+        sums_3C[:, place] = counted_NX.sum(), over_NX.sum(), before_NX.sum()
     peers_S, over_S = local_SNX[:, :, n_own:].mean(axis=(1, 2)), local_SNX[:, :, :n_own].sum(axis=(1, 2))
     peers_S *= late_NX.size
     return late_NX.size, float(late_NX.sum()), peers_S, over_S - peers_S, sums_3C
@@ -460,20 +482,21 @@ def with_system(
     suspects = tuple(
         suspect
         if (found := counts[suspect.ranks]) is None or not suspect.is_single
-        else replace(suspect, system=found.system)
+        else replace(suspect, system=found.system, interpreter=found.interpreter)
         if suspect.alone is not None
         else replace(
             suspect,
             descheduled_fraction=found.descheduled_fraction,
             contended_fraction=found.contended_fraction(usual_queued_s, stage_of(suspect, window.schema.stages)),
             system=found.system,
+            interpreter=found.interpreter,
         )
         for suspect in verdict.suspects
     )
     numbers, first = dict(verdict.numbers), counts[verdict.suspects[0].ranks]
     if first is not None:
-        system = first.system
-        names = ("queued_s", "preempted", *(() if system is None else SHOWN_COUNTERS[system[0]]))
+        caused = first.system or first.interpreter
+        names = ("queued_s", "preempted", *(() if caused is None else SHOWN_COUNTERS[caused[0]]))
         numbers |= {name: first.own[name] for name in names if name in first.own}
     return replace(verdict, suspects=suspects, numbers=numbers)
 

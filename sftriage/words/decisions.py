@@ -182,6 +182,8 @@ COUNTED: dict[str, str] = {
     **{code: DOES[code] for code in ("cgroup_throttled", "stopped", "memory_pressure", "descheduled", "gpu_throttled")},
     "page_faults": "it waited for pages of its memory to be read from disk",
     "disk": "it waited for a disk",
+    "garbage_collection": "it collected garbage",
+    "recompilation": "torch.compile compiled",
     "network": "its host waited for TCP retransmissions",
 }
 """Causes that the kernel's counters show without a line of the program."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from sftriage.model.verdicts import OwnWork, Regression, Suspect, Verdict
-from sftriage.model.windows import MOST_FRACTION, SystemCode
+from sftriage.model.windows import MOST_FRACTION, InterpreterCode, SystemCode
 
 _MOST_RANKS = 8
 
@@ -251,6 +251,18 @@ BY_SYSTEM: Mapping[SystemCode, tuple[str, str]] = {
 }
 """How the system makes a rank late, worded to follow "its lateness was", and what to do about it."""
 
+BY_INTERPRETER: Mapping[InterpreterCode, tuple[str, str]] = {
+    "garbage_collection": (
+        "Python's garbage collection",
+        "collect in the same step on all ranks: gc.disable(), and gc.collect() every N steps",
+    ),
+    "recompilation": (
+        "torch.compile at work",
+        "find what changes from step to step: TORCH_LOGS=recompiles shows why it recompiles",
+    ),
+}
+"""The same of Python's garbage collector and torch's compiler."""
+
 
 def system_advice(code: SystemCode) -> str:
     """What to do about a rank that the system makes late, as a sentence."""
@@ -258,9 +270,20 @@ def system_advice(code: SystemCode) -> str:
 
 
 def by_system(suspect: Suspect) -> str:
-    """How much of a suspect's lateness the system caused; "" if unknown."""
-    code, fraction = suspect.by_system or ("descheduled", suspect.descheduled_fraction)
-    return "" if fraction is None else f"{fraction:.0%} of its lateness was {BY_SYSTEM[code][0]}"
+    """How much of a suspect's lateness the system or the interpreter caused; "" if unknown."""
+    (does, _), fraction = _caused(suspect) or (BY_SYSTEM["descheduled"], suspect.descheduled_fraction)
+    return "" if fraction is None else f"{fraction:.0%} of its lateness was {does}"
+
+
+def _caused(suspect: Suspect) -> tuple[tuple[str, str], float] | None:
+    """What explains most of a suspect's lateness with what to do about it, and which part; None if nothing counted."""
+    if suspect.by_system is not None:
+        code, fraction = suspect.by_system
+        return BY_SYSTEM[code], fraction
+    if suspect.interpreter is not None:
+        name, fraction = suspect.interpreter
+        return BY_INTERPRETER[name], fraction
+    return None
 
 
 def system_sentence(verdict: Verdict) -> str:
@@ -274,11 +297,14 @@ def system_sentence(verdict: Verdict) -> str:
         if name in numbers
     ]
     each = [", ".join(each[:-1]), each[-1]] if len(each) > 1 else each
-    advice = "" if suspect.by_system is None else f"; {BY_SYSTEM[suspect.by_system[0]][1]}"
+    found = _caused(suspect)
+    advice = "" if found is None else f"; {found[0][1]}"
     return caused + (f"; in each step it {' and '.join(each)}" if each else "") + advice
 
 
 _EACH = {
+    "collected_s": "collected garbage for {}",
+    "compiled_s": "compiled for {}",
     "throttled_s": "was throttled for {}",
     "stopped_s": "was stopped for {}",
     "major_faults": "read {} pages from disk",
@@ -359,7 +385,7 @@ def _suspect_sentence(verdict: Verdict, steps: str) -> str:
     # (left out if it would show as 0.0 ms)
     without_s = 0.0 if over else verdict.numbers.get("without_s", 0.0)
     without = f", which would take {milliseconds(without_s)} without it" if without_s >= 5e-5 else ""
-    system = f"; {by_system(suspect)}" if suspect.by_system is not None else ""
+    system = f"; {by_system(suspect)}" if _caused(suspect) is not None else ""
     wait = f"; the others wait in {' and '.join(verdict.sync)}" if verdict.sync else ""
     if suspect.alone is not None and suspect.pattern == "recurring":
         often = f"{every(suspect.period_steps)} " if suspect.period_steps else ""

@@ -93,6 +93,7 @@ from sftriage.words.run import (
 from sftriage.words.verdicts import (
     AFTER_GRADIENTS,
     AGAINST_ITSELF,
+    BY_INTERPRETER,
     CLOCK,
     EXCESS,
     FIRST,
@@ -184,7 +185,7 @@ def verdicts() -> Rows:
             yield f"suspect that waited for a CPU, {fraction}, explained", system_sentence(waited)
     for code, known in SHOWN_COUNTERS.items():
         numbers = {name: 0.0302 if name.endswith("_s") else 31.0 for name in (*known, "queued_s", "preempted")}
-        held_up = replace(RANK, system=(code, 0.83))
+        held_up = replace(RANK, **{"interpreter" if code in BY_INTERPRETER else "system": (code, 0.83)})
         yield f"suspect: {code}", system_sentence(judged(suspects=(held_up,), numbers=numbers))
     yield "suspect, and slower than ever", verdict_sentence(judged(regression=REGRESSED))
     for reason in REASONS:

@@ -1,6 +1,7 @@
 """What an agent reads of its ranks' training threads, from outside, and what it does where nothing is to be read."""
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -125,6 +126,21 @@ def test_steps_have_wait_times_after_the_first_reading_of_their_thread(agent, mo
             # (the first one of a turn began in the turn before, which the other rank's look may have missed)
             assert np.isfinite(waited_B2[1:]).all()
             assert (waited_B2[1:] >= 0.0).all()
+
+
+@counted
+def test_steps_have_the_garbage_that_their_trainer_collected(agent, monitor):
+    ranks = monitor(0), monitor(1)
+    for _ in range(3):
+        train(*ranks, steps=4)
+        gc.collect()
+        train(*ranks, steps=1)
+        sum(range(2_000_000))
+        (rows,) = agent.rows()
+    # (both monitors are of this process, and count what it collects)
+    collected_s_B = rows.steps.counted_BC[:, PLACE["collected_s"]]
+    assert np.nansum(collected_s_B) > 0.0
+    assert (rows.steps.counted_BC[1:, PLACE["compiled_s"]] == 0.0).any()
 
 
 @counted

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sftriage.trainer import gradients, moments, monitor, recording
 from sftriage.trainer.monitor import DEVICE_ENV
-from sftriage.trainer.recording import CUDA_START_STEPS, IN_FLIGHT, MAX_MARKS
+from sftriage.trainer.recording import IN_FLIGHT, MAX_MARKS, START_STEPS
 from sftriage.windows.rings import Ring
 from tests import needs
 from tests.unit.trainer.conftest import Account, Watched
@@ -547,12 +547,12 @@ def test_whether_cuda_is_in_use_is_looked_up_in_the_first_steps_only(
     monkeypatch.setattr(device, "is_initialized", lambda: looked_up.append(1) or initialised)
     job = start(device_time=device_time)
     # WHEN it trains for longer than CUDA may take to be initialised
-    for _ in range(2 * CUDA_START_STEPS):
+    for _ in range(2 * START_STEPS):
         train(job, device)
     # THEN it is looked up until it is, or until then, and without a word: that is how most jobs on CPUs are
-    assert len(looked_up) == (1 if initialised else CUDA_START_STEPS)
+    assert len(looked_up) == (1 if initialised else START_STEPS)
     assert caplog.records == []
-    assert (bool(device.recorded), len(job.steps())) == (initialised and device_time, 2 * CUDA_START_STEPS)
+    assert (bool(device.recorded), len(job.steps())) == (initialised and device_time, 2 * START_STEPS)
 
 
 def test_torch_has_the_functions_that_device_time_uses():

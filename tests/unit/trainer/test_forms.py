@@ -15,9 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sftriage.trainer import moments, monitor, recording
-from sftriage.trainer.layout import BLOCK_WORDS, LIVE_AT, WORK
+from sftriage.trainer.layout import BLOCK_WORDS, COLLECTED, LIVE_AT, WORK
 from sftriage.trainer.monitor import Monitor
-from sftriage.trainer.recording import CUDA_START_STEPS
+from sftriage.trainer.recording import START_STEPS
 from sftriage.windows.rings import Ring
 from tests.unit.trainer.conftest import in_a_thread
 
@@ -56,7 +56,10 @@ class Script:
             status, batch = reader.status(), reader.read()
             where = status.stage, status.step
             self.found = batch.steps.slots_BW.tolist(), batch.missed, batch.torn, batch.misuse, where
-        self.content = (Path(directory) / "rank-0.0.ring").read_bytes()[LIVE_AT:]
+        content = bytearray((Path(directory) / "rank-0.0.ring").read_bytes()[LIVE_AT:])
+        # (garbage is collected when it has come together)
+        content[8 * COLLECTED : 8 * (COLLECTED + 1)] = bytes(8)
+        self.content = bytes(content)
         self.monitor.close()
 
     def _clock(self) -> int:
@@ -150,7 +153,7 @@ def test_notes_of_a_signal_handler_inside_a_boundary_are_kept(tmp_path, monkeypa
                         pass
             return threading.get_ident()
 
-        for _ in range(CUDA_START_STEPS + 1):
+        for _ in range(START_STEPS + 1):
             with step:
                 pass
         usual = {"begin": step.__enter__, "enter": stage.__enter__, "leave": stage.__exit__, "end": step.__exit__}
@@ -164,7 +167,7 @@ def test_notes_of_a_signal_handler_inside_a_boundary_are_kept(tmp_path, monkeypa
             pass
         batch = reader.read()
         assert (batch.missed, batch.torn, batch.misuse) == (0, 0, 0)
-        assert len(batch.steps.records()) == CUDA_START_STEPS + 3 + (moment == "begin")
+        assert len(batch.steps.records()) == START_STEPS + 3 + (moment == "begin")
 
 
 @pytest.mark.parametrize("kind", [Monitor, PythonMonitor])
@@ -215,7 +218,7 @@ def test_steps_and_stages_are_looked_up_without_a_frame_of_pythons(tmp_path):
                         with monitor.stage(name):
                             pass
 
-        steps(CUDA_START_STEPS + 1)
+        steps(START_STEPS + 1)
         called = []
         sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
         try:

@@ -213,6 +213,25 @@ def test_the_part_of_the_lateness_that_was_waiting(situation, faults, waits_s, l
     assert least <= found.descheduled_fraction <= most, situation
 
 
+@pytest.mark.parametrize(
+    ("situation", "collected_s", "queued_s", "found"),
+    [
+        ("it collects garbage", 0.045, 0.0, {"garbage_collection": 0.9}),
+        ("for less than half of its lateness", 0.02, 0.0, {}),
+        ("and waits for a CPU longer", 0.03, 0.2, {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_part_of_the_lateness_that_the_interpreter_took(situation, collected_s, queued_s, found):
+    window = FOUR.run(Fault("data", 1, 0.05))
+    of = {"collected_s": collected_s, "queued_s": queued_s}
+    counts = system_counts(
+        counting(window, **{name: per_step(window, [(1, always, value)]) for name, value in of.items()}), [1], ALL
+    )
+    assert counts.system is None
+    assert dict([counts.interpreter] if counts.interpreter else []) == pytest.approx(found, abs=0.1)
+
+
 def test_the_numbers_are_means_over_the_chosen_steps():
     window = queued(FOUR.run(Fault("data", 1, 0.05, half)), (1, half, 0.03))
     later, all_of_them = system_counts(window, [1], half(50)), system_counts(window, [1], ALL)
