@@ -1,7 +1,8 @@
 """Does a hang end in a sentence, and is it right? Real jobs over Gloo that hang in many ways, and some that do not.
 
 Each kind is a job of four ranks, or of 8 or 64 where its name says so, under `sftriage run` with the default policy,
-which calls a job stalled after 10 s: those of `jobs/hanging.py`, and those of `../shared/hangs/hang.py` if it is there.
+which calls a job stalled after 10 s, but in `AS_SHIPPED`: those of `jobs/hanging.py`, and those of
+`../shared/hangs/hang.py` if it is there.
 A job ends soon after its sentence, or without one some time after its stall. The first sentence is right if its kind
 is, and if it names the ranks, the collective and the line; one that is `unknown` is not right, but not wrong either. Of
 a healthy job nothing may be reported, or a pause as it is.
@@ -42,6 +43,9 @@ STALLED_AFTER_S = 10.0
 LIMIT_S, AFTER_STALL_S, ENDING_S = 150.0, 20.0, 8.0
 LARGE_LIMIT_S = 400.0
 """How long a job may take, its sentence after its stall, its end; and how long a job of 64 ranks."""
+AS_SHIPPED = ("between_steps", "short_timeout", "healthy_long_evaluation")
+"""Kinds under the default policy as it is: the job may be still for minutes, but for a hang that is proved."""
+LONG_PAUSE_S = 60.0
 QUICK = {"kinds": ["second_epoch", "evaluation"]}
 
 Result = Literal["right", "unknown", "wrong", "nothing"]
@@ -101,6 +105,7 @@ def own(kind: str) -> tuple[Truth, ...]:
     line = f"# line: {kind}"
     here: Mapping[str, tuple[Truth, ...]] = {
         "evaluation": differs("different_collective", 2, "all_gather", line),
+        "between_steps": differs("different_collective", 2, "all_gather", line),
         "auto_collective": differs("different_collective", 1, "all_gather", line),
         "two_hosts": differs("different_collective", 3, "all_gather", line),
         "uneven": differs("different_collective", 2, "barrier", line),
@@ -121,10 +126,19 @@ def own(kind: str) -> tuple[Truth, ...]:
         "fsdp": absent(line, 2, op="all_gather"),
         "healthy_checkpoint": absent(line, 0, op="barrier"),
         "healthy_evaluation": absent(line, 0),
+        "healthy_long_evaluation": (),
         "healthy_compile": (),
         "healthy": (),
     }
-    ranks = {"subprocess": 1, "worker_fifo": 0, "file_lock": 0, "http": 3, "one_of_eight": 6, "one_of_64": 41}
+    ranks = {
+        "short_timeout": 0,
+        "subprocess": 1,
+        "worker_fifo": 0,
+        "file_lock": 0,
+        "http": 3,
+        "one_of_eight": 6,
+        "one_of_64": 41,
+    }
     return here[kind] if kind in here else absent(line, ranks.get(kind, 2))
 
 
@@ -256,6 +270,10 @@ def policy_text(stalled_after_s: float | None) -> str:
     return text.replace("  detection:\n", f"  detection:\n    stalled_after: {stalled_after_s:g}s\n", 1)
 
 
+def settings_of(kind: str) -> dict[str, Any]:
+    return {"stalled_after_s": None, "pause_s": LONG_PAUSE_S} if kind in AS_SHIPPED else {}
+
+
 def command_of(kind: str, folder: Path, launcher: Sequence[str], pause_s: float) -> list[str]:
     """The command of a job."""
     # (64 imports of torch take longer than anything else here)
@@ -365,7 +383,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hangs-", ignore_cleanup_errors=True) as temporary:
         folder = options.keep or Path(temporary)
         with ThreadPoolExecutor(options.jobs) as pool:
-            rows = list(pool.map(lambda kind: one_row(kind, folder / kind), kinds))
+            rows = list(pool.map(lambda kind: one_row(kind, folder / kind, **settings_of(kind)), kinds))
     return {**totals(rows), "rows": [asdict(row) for row in rows]}
 
 

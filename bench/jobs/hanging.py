@@ -19,6 +19,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,7 +93,7 @@ def save_under_lock(job: Job) -> None:
 
 
 def throttled(job: Job) -> None:
-    time.sleep(1000)  # line: one_of_eight, one_of_64
+    time.sleep(1000)  # line: one_of_eight, one_of_64, short_timeout
 
 
 def match_tags(job: Job) -> None:
@@ -171,7 +172,7 @@ class SlowFile:
 def evaluate_alone(job: Job) -> None:
     end_s = time.monotonic() + job.pause_s
     while job.rank == 0 and time.monotonic() < end_s:
-        time.sleep(0.05)  # line: healthy_evaluation
+        time.sleep(0.05)  # line: healthy_evaluation, healthy_long_evaluation
 
 
 class Way(NamedTuple):
@@ -213,8 +214,11 @@ KINDS: dict[str, Way] = {
     "one_of_64": Way((41,), "data", throttled),
     # (on several hosts, it takes seconds until the job's pace is known)
     "two_hosts": Way((3,), "backward", gather_norms, step_s=0.25),
+    "between_steps": Way((2,), "evaluate"),
+    "short_timeout": Way((0,), "between", throttled),
     "healthy_checkpoint": Way((), "between", checkpoint, everywhere=True),
     "healthy_evaluation": Way((), "between", evaluate_alone, everywhere=True),
+    "healthy_long_evaluation": Way((), "between", evaluate_alone, everywhere=True),
     "healthy_compile": Way((), "compile"),
     "healthy": Way((), ""),
 }
@@ -275,8 +279,8 @@ def layers() -> nn.Sequential:
 def evaluate(job: Job, model: nn.Module) -> None:
     with torch.no_grad():
         hits = model(torch.randn(BATCH, WIDTH)).sum().reshape(1)
-    if job.kind == "evaluation" and job.at_fault:
-        dist.all_gather([torch.zeros(1) for _ in range(job.ranks)], hits)  # line: evaluation
+    if KINDS[job.kind].where == "evaluate" and job.at_fault:
+        dist.all_gather([torch.zeros(1) for _ in range(job.ranks)], hits)  # line: evaluation, between_steps
     else:
         dist.all_reduce(hits)
 
@@ -397,7 +401,8 @@ def main() -> None:
     parser.add_argument("--pause-s", type=float, default=40.0, help="how long a healthy pause lasts")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    timeout = timedelta(seconds=60) if options.kind == "short_timeout" else None
+    dist.init_process_group("gloo", timeout=timeout)
     way = KINDS[options.kind]
     if options.kind == "crossed_groups":
         GROUPS[:] = [dist.new_group(range(dist.get_world_size())) for _ in range(2)]

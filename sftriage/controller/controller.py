@@ -22,6 +22,7 @@ from sftriage.mitigate.loop import JobNow, RemedyLoop
 from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ManualRequest, Reproduced, Trigger
+from sftriage.model.hangs import HangEvidence
 from sftriage.model.verdicts import Clock, Settings, Verdict, is_informative
 from sftriage.model.windows import JobStatus, Window
 from sftriage.policy.captures import budget_s, decide_follow_up, decide_manual_request, labelled, trigger
@@ -194,6 +195,15 @@ class Controller:
         self._follow(now_s)
         last = self._last if self._last is not None and self._last.attempt == job.attempt else None
         return self._decided(verdict, now_s, all_peers(verdict, last, job.rank_R.tolist()))
+
+    @property
+    def evidence_due(self) -> bool:
+        """Whether to gather the evidence of all ranks now, which may prove a hang before its time is over."""
+        return self._watch.evidence_due
+
+    def consider(self, evidence: HangEvidence, began_ns: int, ended_ns: int) -> None:
+        """Take evidence that was due, for the next check; records nothing."""
+        self._watch = self._watch.with_evidence(evidence, began_ns, ended_ns)
 
     def decide_request(self, request: ManualRequest, job: JobStatus | None, now_s: float) -> Decision:
         """Decide about a person's request for a capture, and record the decision."""

@@ -1,13 +1,14 @@
 """Captures of a whole job that hangs: the evidence of all ranks, gathered from their hosts, and the cause it shows.
 
 No profiler runs, and no agent is ordered to start one. `sftriage.runtime.triage` polls `HangCaptures` in each turn,
-records the cause at once, and only then has the evidence stored, as the one file of a capture.
+records the cause at once, and only then has the evidence stored, as the one file of a capture. Before that, evidence
+may prove that the job hangs: none of it is recorded.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,7 +21,7 @@ from sftriage.controller.agents import Fleet
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest, CaptureResult, Report, Trigger
 from sftriage.model.events import CauseFound, Place
-from sftriage.model.hangs import HANG_NAME, Hang, HangEvidence, SourceLine
+from sftriage.model.hangs import HANG_NAME, Hang, HangEvidence, RankEvidence, SourceLine
 from sftriage.model.windows import JobStatus
 from sftriage.traces.manifest import CaptureInfo, CauseInfo, Manifest, PlaceInfo, TriggerInfo, contents_of
 from sftriage.traces.store import FileToStore, LocalStore
@@ -29,6 +30,9 @@ from sftriage.words.hangs import hang_next_step, hang_sentence
 from sftriage.words.verdicts import some_ranks
 
 log = logging.getLogger("sftriage")
+
+
+_UNREADABLE = Hang("unknown", reason="its evidence could not be read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class HangFound:
                 "capture %s has its evidence, but no cause: %s: %s", request.capture_id, type(error).__name__, error
             )
             log.debug("the evidence of a hang could not be read", exc_info=True)
-            hang = Hang("unknown", reason="its evidence could not be read")
+            hang = _UNREADABLE
             cause = cause_of(hang)
         return cls(request, replace(evidence, hang=hang), cause, took_s)
 
@@ -143,6 +147,13 @@ def _place(hang: Hang) -> SourceLine | None:
     return None if hang.kind == "unknown" else next(filter(None, found), None)
 
 
+def _evidence_of(
+    ranks: Sequence[RankEvidence], job: JobStatus | None, attempt: int, step: int, wall_s: float
+) -> HangEvidence:
+    world_size = max(0 if job is None else job.world_size, *(rank.rank + 1 for rank in ranks), 0)
+    return HangEvidence(wall_s, attempt, step, world_size, tuple(sorted(ranks, key=lambda each: each.rank)))
+
+
 @dataclass(slots=True)
 class _UnderWay:
     """A capture to gather since ``since_s``, in a ``step`` of an ``attempt``.
@@ -180,9 +191,7 @@ class _UnderWay:
         now = fleet.statuses()
         if now is not None and now.attempt != self.attempt:
             return self._failed("the job started again before its ranks had answered")
-        world_size = max(0 if now is None else now.world_size, *(rank.rank + 1 for rank in ranks))
-        in_order = tuple(sorted(ranks, key=lambda each: each.rank))
-        evidence = HangEvidence(wall_s, self.attempt, self.step, world_size, in_order)
+        evidence = _evidence_of(ranks, now, self.attempt, self.step, wall_s)
         return HangFound.of(self.request, evidence, now_s - self.since_s, self.alive)
 
     def _failed(self, why: str) -> CaptureResult:
@@ -190,10 +199,14 @@ class _UnderWay:
 
 
 class HangCaptures:
-    """The captures of a whole job ``under_way``, until they are stored or have failed. ``now_s`` is monotonic."""
+    """The captures of a whole job ``under_way``, until they are stored or have failed. ``now_s`` is monotonic.
+
+    `check` gathers evidence of which nothing is kept.
+    """
 
     def __init__(self) -> None:
         self.under_way: dict[str, _UnderWay] = {}
+        self._checking_ns = 0
 
     @property
     def unended(self) -> tuple[CaptureRequest, ...]:
@@ -220,6 +233,28 @@ class HangCaptures:
             if found is not None:
                 each.gathered = True
                 yield found
+
+    def check(self, fleet: Fleet, job: JobStatus | None, due: bool, now_ns: int) -> tuple[HangEvidence, int] | None:
+        """The evidence of a ``job``, with its hang, and when gathering it began, once it is there.
+
+        A capture goes first: agents gather for one of them at a time. It ends where none is ``due``.
+        """
+        if not due or job is None or not all(each.gathered for each in self.under_way.values()):
+            self._checking_ns = 0
+            return None
+        self._checking_ns = self._checking_ns or now_ns
+        # (without details: py-spy would stop a rank that gives no answer)
+        ranks = fleet.hang_evidence(f"check-{self._checking_ns}", ())
+        if ranks is None:
+            return None
+        evidence = _evidence_of(ranks, job, job.attempt, int(job.step_R.max(initial=0)), 0.0)
+        try:
+            hang = hang_of(evidence)
+        except Exception:
+            log.debug("the evidence of a pause could not be read", exc_info=True)
+            hang = _UNREADABLE
+        began_ns, self._checking_ns = self._checking_ns, 0
+        return replace(evidence, hang=hang), began_ns
 
     def ended(self, capture_id: str) -> int | None:
         """End a capture; return the attempt that it is of, or None for a capture of another kind."""

@@ -286,6 +286,9 @@ class Triage:
             self._controller.record(found)
 
     def _gather_hangs(self) -> bool:
+        due = self._controller.evidence_due and not self._ended
+        if (checked := self._hangs.check(self._fleet, self._job, due, monotonic_ns())) is not None:
+            self._controller.consider(*checked, monotonic_ns())
         found = [*self._hangs.poll(self._fleet, self._now_s(), time.time())] if self._hangs.under_way else []
         for each in found:
             if isinstance(each, HangFound):
@@ -295,7 +298,7 @@ class Triage:
                 self._annotate(partial(self._annotations.keep, each, trigger, *self._about, self._reports.append))
             else:
                 self._reports.append(Report(each))
-        return bool(found)
+        return bool(found or checked)
 
     def _take_requests(self) -> None:
         for request, job in self._manual.due(self._fleet.statuses, self._now_s(), ended=self._ended):

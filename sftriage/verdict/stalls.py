@@ -3,6 +3,9 @@
 A job is still while no rank enters or leaves a stage or a step; that time, not the length of the step, is compared with
 the thresholds. What is normal for a job (the length of its steps, how long it may be still) is learned from the ranks'
 status and from windows. The controller calls `observe` about once a second.
+
+What the ranks do outside stages is not known. There, a job may be still for long, unless the evidence of all ranks
+proves a hang (`sftriage.verdict.proof`): `observe` says when to gather it.
 """
 
 from __future__ import annotations
@@ -10,16 +13,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from statistics import median_low
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sftriage.model.hangs import HangEvidence
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import OTHER, JobStatus, RankStatus
 from sftriage.verdict.accounting import NO_RANKS, BoolArray, RankArray
+from sftriage.verdict.proof import Snapshot, before_timeout_s, snapshot_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,10 +110,16 @@ class Pace:
         """The typical step; 0 if none is known."""
         return median_low(self.periods_s) if self.periods_s else 0.0
 
-    def longest(self, wait: Wait, since_ns: int) -> StepPause | None:
-        """The pause since ``since_ns`` that allows the longest wait of a kind."""
-        pauses = (pause for pause in self.pauses if pause.counts_for(wait) and pause.ended_ns >= since_ns)
-        return max(pauses, key=lambda pause: pause.allows_s, default=None)
+    def longest(self, now_ns: int, *waits: Wait) -> tuple[float, float]:
+        """How long the pause lasted that allows the longest wait of these kinds, and what it allows, in seconds."""
+        since_ns = now_ns - int(MEMORY_S / NS)
+        pauses = [pause for pause in self.pauses if pause.ended_ns >= since_ns and any(map(pause.counts_for, waits))]
+        longest = max(pauses, key=lambda pause: pause.allows_s, default=None)
+        return (0.0, 0.0) if longest is None else (longest.seconds, longest.allows_s)
+
+    def soonest_s(self, now_ns: int) -> float:
+        """How long the job may be still at least, whatever its ranks wait for."""
+        return max(FLOOR_S, STEADY_FACTOR * self.typical_s, self.longest(now_ns, "step", "local")[1])
 
     def with_steps(self, before: tuple[int, int], after: tuple[int, int]) -> Pace:
         """The pace with a rank's steps between two observations (`JobSince.begun`), but its first, which compiles."""
@@ -137,9 +147,9 @@ MAX_NAMED = 16
 
 FLOOR_S = 10.0
 FLOORS_S = dict(zip(get_args(Wait), (FLOOR_S, FLOOR_S, 60.0, 300.0, 1800.0, 3600.0), strict=True))
-"""How long a job may be still at least in each kind of wait, unless the policy sets ``stalled_after``: the first
-evaluation and the first checkpoint of one rank take minutes, large models compile and load for many, and a full
-evaluation on all ranks takes up to an hour."""
+"""How long a job may be still at least in each kind of wait, unless a hang is proved or the policy sets
+``stalled_after``: the first evaluation and the first checkpoint of one rank take minutes, large models compile and load
+for many, and a full evaluation on all ranks takes up to an hour."""
 
 STEADY_FACTOR, OTHER_FACTOR = 10.0, 3.0
 """A stall lasts at least this many times the job's typical step and its longest pause in ordinary stages (they vary by
@@ -200,31 +210,59 @@ def thresholds(
     stalled_after_s: float | None,
     now_ns: int,
     still_s: float,
-    watchdog_s: float | None = None,
+    snapshot: Snapshot | None = None,
 ) -> dict[str, float]:
     """How long no rank may move (``threshold_s``), and the numbers that it follows from, with 0 where there is none.
 
     It is ``stalled_after_s`` as given (``policy_s``). Without it, it is ``floor_s``, or more where the job's steps or
-    pauses are long. But a stall is reported before a watchdog ends the job (``watchdog_s``, if that decides), unless
-    the job has paused as long before. Without ``stalled_after_s``, an unknown watchdog is assumed to have the default.
+    pauses are long; a proved hang has the lowest floor. But a stall is reported before the timeout of a collective ends
+    the job (``watchdog_s``, if that decides), unless the job has paused as long before. The timeout is that of a call
+    that was pending when it was time to report it. Without ``stalled_after_s``, an unknown one is assumed to be the
+    default.
     """
-    typical_s, longest = pace.typical_s, pace.longest(wait_state.wait, now_ns - int(MEMORY_S / NS))
-    longest_s, allows_s = (0.0, 0.0) if longest is None else (longest.seconds, longest.allows_s)
-    floor_s = FLOORS_S[wait_state.wait] if stalled_after_s is None else 0.0
-    threshold_s = stalled_after_s or max(floor_s, STEADY_FACTOR * typical_s, allows_s)
-    ends_s = watchdog_s or (WATCHDOG_S if stalled_after_s is None else inf)
-    before_s = max(0.5 * ends_s, ends_s - max(0.1 * ends_s, 30.0))
-    moved_late_s = (now_ns - wait_state.waits_since_ns) * NS - still_s
-    still_before_s = max(min(FLOOR_S, before_s), before_s - moved_late_s)
-    decides = wait_state.waiting > 0 and still_before_s < threshold_s and max(typical_s, longest_s) < before_s
+    proved = snapshot is not None and snapshot.proved
+    longest_s, allows_s = pace.longest(now_ns, *(("step", "local") if proved else (wait_state.wait,)))
+    floor_s = 0.0 if stalled_after_s is not None else FLOOR_S if proved else FLOORS_S[wait_state.wait]
+    threshold_s = stalled_after_s or max(floor_s, STEADY_FACTOR * pace.typical_s, allows_s)
+    watchdog_s, due_s = _watchdog(wait_state, stalled_after_s, now_ns, still_s, snapshot)
+    outlived = max(pace.typical_s, longest_s) >= before_timeout_s(watchdog_s)
+    decides = watchdog_s > 0 and due_s < threshold_s and not outlived
     return {
-        "threshold_s": still_before_s if decides else threshold_s,
+        "threshold_s": due_s if decides else threshold_s,
         "policy_s": stalled_after_s or 0.0,
         "floor_s": floor_s,
-        "typical_step_s": typical_s,
+        "typical_step_s": pace.typical_s,
         "longest_still_s": longest_s,
-        "watchdog_s": ends_s if decides else 0.0,
+        "watchdog_s": watchdog_s if decides else 0.0,
     }
+
+
+def _watchdog(
+    wait_state: WaitState, stalled_after_s: float | None, now_ns: int, still_s: float, snapshot: Snapshot | None
+) -> tuple[float, float]:
+    """A timeout that may end the job, or 0, and how long the job may be still before it, in seconds."""
+    if snapshot is not None and snapshot.timeout is not None:
+        timeout_s, report_ns = snapshot.timeout
+        # (of an earlier snapshot, the call may have ended)
+        return (timeout_s if snapshot.began_ns >= report_ns else 0.0), still_s - (now_ns - report_ns) * NS
+    moved_late_s = (now_ns - wait_state.waits_since_ns) * NS - still_s
+    guessed = wait_state.waiting > 0 and stalled_after_s is None
+    return (WATCHDOG_S if guessed else 0.0), max(FLOOR_S, before_timeout_s(WATCHDOG_S) - moved_late_s)
+
+
+Action = Literal["wait", "gather", "report"]
+
+
+def next_action(still_s: float, threshold_s: float, soonest_s: float, snapshot: Snapshot | None, now_ns: int) -> Action:
+    """What to do about a job in which no rank has moved for ``still_s``: ``gather`` the evidence of all ranks, or not.
+
+    It is reported from ``threshold_s`` on, which the last ``snapshot`` of this pause may have lowered, and evidence is
+    gathered from ``soonest_s`` on.
+    """
+    if still_s >= threshold_s:
+        return "report"
+    due = still_s >= soonest_s and (snapshot is None or now_ns >= snapshot.again_ns)
+    return "gather" if due else "wait"
 
 
 def stall_verdict(
@@ -235,18 +273,20 @@ def stall_verdict(
     now_ns: int,
     watched_since_ns: int,
     capturing: Collection[int],
-    watchdog_s: float | None = None,
-) -> Verdict | None:
-    """The verdict on the step in progress, if it is a stall; time before ``watched_since_ns`` does not count.
+    snapshot: Snapshot | None = None,
+) -> Verdict | Action:
+    """The verdict on the step in progress if it is a stall; time before ``watched_since_ns`` does not count.
 
-    A profiler may delay the ranks that are ``capturing``, for as long as its time-box lasts.
+    Otherwise, it is what to do now. A profiler may delay the ranks that are ``capturing``, for as long as its time-box
+    lasts.
     """
     if wait_state is None or np.isin(job.status.rank_R[wait_state.missing_M], list(capturing)).any():
-        return None
+        return "wait"
     still_s = wait_state.still_s(now_ns, watched_since_ns)
-    known = thresholds(wait_state, pace, stalled_after_s, now_ns, still_s, watchdog_s)
-    if still_s < known["threshold_s"]:
-        return None
+    known = thresholds(wait_state, pace, stalled_after_s, now_ns, still_s, snapshot)
+    action = next_action(still_s, known["threshold_s"], pace.soonest_s(now_ns), snapshot, now_ns)
+    if action != "report":
+        return action
     lasted_s = max(still_s, (now_ns - wait_state.lasts_since_ns) * NS)
     numbers = {
         "still_s": still_s,
@@ -403,6 +443,8 @@ class Watch:
         job, wait_state: the last observation, at ``observed_ns``.
         since_ns: since when there has been no gap between two observations.
         reported: the stall that was last reported, at ``reported_ns``, while it lasts, and its kind of wait.
+        snapshot: the last evidence of this pause.
+        evidence_due: whether to gather the next one now.
     """
 
     pace: Pace = Pace()  # frozen
@@ -412,6 +454,15 @@ class Watch:
     since_ns: int = 0
     reported: tuple[Verdict, Wait] | None = None
     reported_ns: int = 0
+    snapshot: Snapshot | None = None
+    evidence_due: bool = False
+
+    def with_evidence(self, evidence: HangEvidence, began_ns: int, ended_ns: int) -> Watch:
+        """The state with evidence that was due, gathered meanwhile."""
+        if not self.evidence_due:
+            return self
+        snapshot = snapshot_of(evidence, began_ns, ended_ns, self.snapshot)
+        return replace(self, snapshot=snapshot, evidence_due=False)
 
 
 def observe(
@@ -420,32 +471,36 @@ def observe(
     stalled_after_s: float | None,
     now_ns: int,
     capturing: Collection[int] = (),
-    watchdog_s: float | None = None,
 ) -> tuple[Verdict | None, Watch]:
     """The verdict if a stall has begun or its suspects have changed, and the state for the next observation.
 
-    A stall lasts until any rank ends a step. Without ``stalled_after_s``, the job's own pace decides; ``watchdog_s`` is
-    the timeout of its collectives, if known.
+    A stall lasts until any rank ends a step. Without ``stalled_after_s``, the job's own pace and evidence decide.
     """
     if watch.job is not None and watch.job.status.attempt != job.status.attempt:
         watch = Watch()
     if watch.job is None or (now_ns - watch.observed_ns) * NS > MAX_GAP_S:
-        watch = replace(watch, since_ns=now_ns)
+        watch = replace(watch, since_ns=now_ns, snapshot=None)
     pace = _learned(job, watch)
     statuses = [some.status for some in (job, watch.job or job)]
     gone, gone_before = (int((some.closed_R != 0).sum() + (some.alive_R == 0).sum()) for some in statuses)
     if gone > gone_before:
         # A rank that closes its recording or dies is a movement: the others may be about to.
-        watch = replace(watch, since_ns=now_ns)
-    wait_state = wait_state_of(job, pace, now_ns)
+        watch = replace(watch, since_ns=now_ns, snapshot=None)
+    wait_state, earlier, snapshot = wait_state_of(job, pace, now_ns), watch.wait_state, watch.snapshot
+    if wait_state is None or earlier is None or wait_state.moved_ns != earlier.moved_ns:
+        snapshot = None
     reported = watch.reported
     ended, before = (int(some.published_R.sum()) for some in statuses)
     if ended > before:
         reported = None
-    verdict = stall_verdict(wait_state, job, pace, stalled_after_s, now_ns, watch.since_ns, capturing, watchdog_s)
-    if verdict is None or wait_state is None or (reported is not None and _identity(verdict) == _identity(reported[0])):
-        return None, Watch(pace, job, wait_state, now_ns, watch.since_ns, reported, watch.reported_ns)
-    return verdict, Watch(pace, job, wait_state, now_ns, watch.since_ns, (verdict, wait_state.wait), now_ns)
+    verdict = stall_verdict(wait_state, job, pace, stalled_after_s, now_ns, watch.since_ns, capturing, snapshot)
+    due = verdict == "gather" and reported is None
+    watch = Watch(pace, job, wait_state, now_ns, watch.since_ns, reported, watch.reported_ns, snapshot, due)
+    if not isinstance(verdict, Verdict) or wait_state is None:
+        return None, watch
+    if reported is not None and _identity(verdict) == _identity(reported[0]):
+        return None, watch
+    return verdict, replace(watch, reported=(verdict, wait_state.wait), reported_ns=now_ns)
 
 
 STILL_S = 5.0

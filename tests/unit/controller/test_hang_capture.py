@@ -8,7 +8,7 @@ from sftriage.controller.controller import Controller
 from sftriage.controller.hang_capture import HangCaptures, HangFound, cause_of
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest, CaptureResult, Trigger
-from sftriage.model.hangs import HANG_NAME, Blocked, Call, Hang, HangEvidence, RankEvidence, SourceLine
+from sftriage.model.hangs import HANG_NAME, Blocked, Call, GroupCalls, Hang, HangEvidence, RankEvidence, SourceLine
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema
 from sftriage.runs.journal import Journal
 from sftriage.traces.store import LocalStore
@@ -220,3 +220,74 @@ def test_the_stages_of_one_stall_may_change_without_another_capture(stepping):
     assert judged.decision.reason == "cooldown"
     (judged,) = looks(stepping, Since(("data", "backward", "backward"), 10, 20.0), 20.1, 30.0, now_s=120.0)
     assert [one.rank for one in judged.decision.requests] == [0]
+
+
+def between_steps(group: str, *ops: str) -> tuple[RankEvidence, ...]:
+    """Ranks that have called these in an evaluation; none: it is busy with something else."""
+    found = []
+    for at, op in enumerate(ops):
+        calls = (Call(op, ((3,),), ("Float",), (CALLED,)),) if op else ()
+        of_group = GroupCalls(group, "default_pg", ((0, 2, 1),), 1, (0,) * len(calls), (1,) * len(calls))
+        found.append(rank(at, calls=calls, groups=(of_group,)))
+    return tuple(found)
+
+
+MISMATCH, EVALUATION = (
+    between_steps("0", *["all_reduce"] * 2, "all_gather"),
+    between_steps("0", "", *["all_reduce"] * 2),
+)
+
+
+def paused(tmp_path, evidence, seconds, stalled_after=""):
+    """What is decided of ranks that wait in the next step for the first, and when evidence was gathered."""
+    detection = {"stalled_after": stalled_after} if stalled_after else {}
+    made = Controller(
+        make_policy(HUNG, detection=detection), Journal(tmp_path / "decisions.jsonl"), tmp_path / "state.json"
+    )
+    for step in range(10):
+        now_ns = int((0.1 * step + 0.01) * S)
+        made.look(Since(("backward",) * 3, step, 0.1 * step).at(now_ns), now_ns, 100.0)
+    hangs, agents, at_s = HangCaptures(), Agents(*[evidence] * 99), list[int]()
+    for second in range(1, seconds):
+        job, now_ns = Since((None, "backward", "backward"), 10, 1.0).at(second * S + S // 2), second * S + S // 2
+        if (judged := made.look(job, now_ns, 100.0 + second)) is not None:
+            return judged, second, at_s
+        if (checked := hangs.check(agents, job, made.evidence_due, now_ns)) is not None:
+            at_s.append(second)
+            made.consider(*checked, now_ns + S // 2)
+    return None, seconds, at_s
+
+
+def test_a_hang_between_steps_is_reported_as_soon_as_evidence_proves_it(tmp_path):
+    # GIVEN a job that is still in the way of an evaluation, while its ranks disagree on a call
+    judged, second, at_s = paused(tmp_path, MISMATCH, 60)
+    # THEN evidence is gathered twice, and it is a stall as soon as the second proves it
+    assert (at_s, second) == ([11, 13], 14)
+    assert (judged.verdict.numbers["floor_s"], judged.verdict.suspects[0].stage) == (10.0, "other")
+    assert [each.of_whole_job for each in judged.decision.requests] == [True]
+
+
+def test_of_a_healthy_evaluation_nothing_is_recorded(tmp_path):
+    judged, _, at_s = paused(tmp_path, EVALUATION, 200)
+    assert (judged, at_s) == (None, [11, 21, 41, 81, 141])
+    assert not (tmp_path / "decisions.jsonl").read_text()
+
+
+def test_the_time_of_a_policy_needs_no_proof(tmp_path):
+    assert paused(tmp_path, MISMATCH, 60, "45s")[1] == 46
+
+
+def test_no_evidence_is_gathered_beside_a_capture_or_where_none_is_due():
+    # GIVEN a capture that is under way
+    captures, _ = polled(agents := Agents(None, EVALUATION, job=job(9, 9, 9)), 100.0)
+    assert captures.check(agents, job(9, 9, 9), True, S) is None
+    assert len(agents.polls) == 1
+    # WHEN it has its evidence THEN that of a pause may be gathered, anew each time
+    list(captures.poll(agents, 101.0, 5101.0))
+    assert captures.check(agents, job(9, 9, 9), False, 2 * S) is None
+    assert captures.check(agents, None, True, 3 * S) is None
+    for due, now_ns in ((True, 4 * S), (True, 5 * S), (False, 6 * S), (True, 7 * S)):
+        assert captures.check(agents, job(9, 9, 9), due, now_ns) is None
+    first, again, anew = agents.polls[2:]
+    assert first == again
+    assert first[0] != anew[0]

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import RankStatus, StageSchema
 from sftriage.verdict import stalls
+from sftriage.verdict.proof import Snapshot, before_timeout_s
 from sftriage.verdict.stalls import Pace, StepPause, Watch
 from sftriage.windows.rings import status_of
 
@@ -20,9 +22,17 @@ TWO_SYNCS = StageSchema(("data", "forward", "backward", "optimizer", "other"), (
 STEADY = Pace(periods_s=(0.1,) * 5)
 
 
-def stalled(status, pace=STEADY, given_s=None, capturing=(), watchdog_s=None):
+def stalled(status, pace=STEADY, given_s=None, capturing=(), snapshot=None):
     wait_state = stalls.wait_state_of(status, pace, NOW)
-    return stalls.stall_verdict(wait_state, status, pace, given_s, NOW, 0, capturing, watchdog_s)
+    found = stalls.stall_verdict(wait_state, status, pace, given_s, NOW, 0, capturing, snapshot)
+    return found if isinstance(found, Verdict) else None
+
+
+def snapshot_with(timeout_s=None, pending_s=0.0, *, age_s=0.0, again_s=0.0, proved=False):
+    """A snapshot that is ``age_s`` old, of a call that is pending since ``pending_s``."""
+    report_ns = NOW + int((before_timeout_s(timeout_s or 0.0) - pending_s) * S)
+    timeout = None if timeout_s is None else (timeout_s, report_ns)
+    return Snapshot(NOW - int(age_s * S), NOW + int(again_s * S), 10.0, None, proved, {}, timeout)
 
 
 def rank(number, what, still_s, host="h"):
@@ -193,43 +203,102 @@ SLOW = replace(STEADY, periods_s=(400.0,) * 3)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "given_s", "watchdog_s", "pace", "threshold_s"),
+    ("ranks", "given_s", "timeout_s", "pace", "threshold_s"),
     [
-        # With a tenth of it to spare, and at least half a minute, and half of it at most
+        # With a tenth of it to spare, and at least 15 s, and half of it at most
         (BEHIND, None, 1800.0, SLOW, 1620),
         (BEHIND, None, 600.0, SLOW, 540),
-        (BEHIND, None, 100.0, replace(STEADY, pauses=(replace(STEP, seconds=20.0),)), 70),
-        (FIRST, None, 60.0, STEADY, 30),
-        (FIRST, None, 12.0, STEADY, 6),
+        (BEHIND, None, 100.0, replace(STEADY, pauses=(replace(STEP, seconds=20.0),)), 85),
+        (FIRST, None, 60.0, STEADY, 45),
+        (FIRST, None, 24.0, STEADY, 12),
         # A short wait is over long before.
         (BEHIND, None, 1800.0, STEADY, 10),
         # It is a longer time than the given one, or a shorter one; an unknown one shortens none.
         (BEHIND, 900.0, 1800.0, STEADY, 900),
         (BEHIND, 900.0, 600.0, STEADY, 540),
         (BEHIND, 900.0, None, STEADY, 900),
-        # No rank is in a collective.
-        (ALIKE, 900.0, 600.0, STEADY, 900),
-        ("-@50, -@50", None, 600.0, STEADY, 3600),
+        # A known one is not the default one.
+        (FIRST, None, 1800.0, replace(STEADY, pauses=(replace(OUTSIDE, seconds=400.0),)), 1200),
+        # A call is pending, though no rank is in a sync stage, or even in a step.
+        (ALIKE, 900.0, 600.0, STEADY, 540),
+        ("-@50, -@50", None, 600.0, STEADY, 540),
+        ("-@50, -@50", None, None, STEADY, 3600),
         # A step in which ranks wait that long is ordinary.
         (BEHIND, None, 400.0, SLOW, 4000),
     ],
 )
-def test_a_stall_is_reported_before_a_watchdog_ends_the_job(ranks, given_s, watchdog_s, pace, threshold_s):
-    verdict = stalled(job(ranks, still_s=threshold_s), pace, given_s, watchdog_s=watchdog_s)
-    assert verdict.numbers["threshold_s"] == threshold_s
-    assert (verdict.numbers["watchdog_s"] > 0) == (threshold_s in (1620, 540, 70, 30, 6))
-    assert stalled(job(ranks, still_s=threshold_s - 0.1), pace, given_s, watchdog_s=watchdog_s) is None
+def test_a_stall_is_reported_before_a_timeout_ends_the_job(ranks, given_s, timeout_s, pace, threshold_s):
+    for still_s in (threshold_s, threshold_s - 0.1):
+        snapshot = snapshot_with(timeout_s, pending_s=still_s)
+        verdict = stalled(job(ranks, still_s=still_s), pace, given_s, snapshot=snapshot)
+        assert (verdict is not None) == (still_s == threshold_s)
+        if verdict is not None:
+            assert verdict.numbers["threshold_s"] == pytest.approx(threshold_s)
+            assert (verdict.numbers["watchdog_s"] > 0) == (threshold_s in (1620, 540, 85, 45, 12))
 
 
-def test_a_watchdog_counts_from_when_the_first_rank_waits():
+def test_a_timeout_counts_from_the_begin_of_a_call_that_is_still_pending():
+    # GIVEN an evaluation on all ranks, with a call that may be pending for 45 s of a timeout of 60 s
+    pause = job("-@50, -@50", still_s=200.0)
+    assert stalled(pause, snapshot=snapshot_with(60.0, pending_s=44.0)) is None
+    # WHEN that is known from before THEN evidence is gathered first
+    for age_s, action in ((0.0, Verdict), (1.0, str)):
+        snapshot = snapshot_with(60.0, pending_s=45.5, age_s=age_s)
+        wait_state = stalls.wait_state_of(pause, STEADY, NOW)
+        found = stalls.stall_verdict(wait_state, pause, STEADY, None, NOW, 0, (), snapshot)
+        assert isinstance(found, action)
+    assert found == "gather"
+
+
+def test_an_unknown_timeout_counts_from_when_the_first_rank_waits():
     # GIVEN two ranks that wait, one since 400 s longer than the other
     moved_ns = NOW - 139 * S
-    found = job(BEHIND, still_s=139.0)
-    found = replace(found, since_ns_R=np.array([moved_ns - 400 * S, moved_ns, moved_ns]))
+    found = job(FIRST + ", backward@50", still_s=139.0)
+    found = replace(found, since_ns_R=np.array([moved_ns, moved_ns - 400 * S, moved_ns]))
     # THEN 540 s after the first one, no rank need be still any longer
-    assert stalled(found, given_s=900.0, watchdog_s=600.0) is None
+    assert stalled(found) is None
     later = replace(found, since_ns_R=found.since_ns_R - S)
-    assert stalled(later, given_s=900.0, watchdog_s=600.0).numbers["threshold_s"] == pytest.approx(140)
+    assert stalled(later).numbers["threshold_s"] == pytest.approx(140)
+
+
+@pytest.mark.parametrize(
+    ("still_s", "threshold_s", "soonest_s", "snapshot", "action"),
+    [
+        (9.9, 300, 10, None, "wait"),
+        # From the soonest time on, with nothing known, or once it is time again
+        (10, 300, 10, None, "gather"),
+        (49.9, 300, 50, None, "wait"),
+        (20, 300, 10, snapshot_with(again_s=1.0), "wait"),
+        (20, 300, 10, snapshot_with(again_s=0.0), "gather"),
+        # What is a stall by its time needs no evidence.
+        (10, 10, 10, None, "report"),
+        (4, 4, 10, None, "report"),
+        (300, 300, 10, snapshot_with(again_s=1.0), "report"),
+    ],
+)
+def test_what_to_do_follows_from_the_time_and_the_last_evidence(still_s, threshold_s, soonest_s, snapshot, action):
+    assert stalls.next_action(still_s, threshold_s, soonest_s, snapshot, NOW) == action
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pace", "given_s", "threshold_s"),
+    [
+        # Wherever it hangs, for as long as an ordinary pause may take, and no longer pause counts
+        (FIRST, STEADY, None, 10),
+        ("-@50, -@50", STEADY, None, 10),
+        ("forward@0, forward@0", Pace(), None, 10),
+        (FIRST, replace(STEADY, pauses=(replace(OUTSIDE, seconds=120.0),)), None, 10),
+        (FIRST, Pace(periods_s=(20.0,) * 3), None, 200),
+        (FIRST, replace(STEADY, pauses=(replace(STEP, seconds=1.5),)), None, 15),
+        (ALIKE, replace(STEADY, pauses=(replace(STEP, seconds=1.5),)), None, 15),
+        # The policy's time is exact.
+        (FIRST, STEADY, 100.0, 100),
+    ],
+)
+def test_a_proved_hang_has_the_lowest_floor(ranks, pace, given_s, threshold_s):
+    for still_s in (threshold_s, threshold_s - 0.1):
+        verdict = stalled(job(ranks, still_s=still_s), pace, given_s, snapshot=snapshot_with(proved=True))
+        assert (verdict is not None) == (still_s == threshold_s)
 
 
 @pytest.mark.parametrize(
@@ -261,17 +330,21 @@ def test_a_rank_between_steps_may_evaluate_as_the_first_of_its_host_or_like_all_
     ),
     st.none() | st.floats(1.0, 86400.0),
     st.none() | st.floats(1.0, 7200.0),
+    st.booleans(),
     st.floats(1.0, 50_000.0),
     st.floats(0.0, 40_000.0),
 )
-def test_a_stall_stays_one_and_a_given_time_is_the_threshold(ranks, pace, given_s, watchdog_s, still_s, more_s):
-    verdict = stalled(job(ranks, still_s=still_s), pace, given_s, watchdog_s=watchdog_s)
-    later = stalled(job(ranks, still_s=still_s + more_s), pace, given_s, watchdog_s=watchdog_s)
+def test_a_stall_stays_one_and_a_given_time_is_the_threshold(ranks, pace, given_s, timeout_s, proved, still_s, more_s):
+    def judged(still_s):
+        snapshot = snapshot_with(timeout_s, pending_s=still_s, proved=proved)
+        return stalled(job(ranks, still_s=still_s), pace, given_s, snapshot=snapshot)
+
+    verdict, later = judged(still_s), judged(still_s + more_s)
     # THEN one that lasts longer is still reported, by the same threshold
     assert verdict is None or later.numbers["threshold_s"] == pytest.approx(verdict.numbers["threshold_s"])
     # AND without a watchdog it is exactly as long as given, and without that at least ten seconds
-    known = stalled(job(ranks, still_s=99_000.0), pace, given_s, watchdog_s=watchdog_s).numbers
-    if watchdog_s is None:
+    known = judged(99_000.0).numbers
+    if timeout_s is None:
         assert known["threshold_s"] == (given_s or max(10.0, known["threshold_s"]))
     if abs(still_s - known["threshold_s"]) > 1e-6:
         assert (verdict is not None) == (still_s > known["threshold_s"])
