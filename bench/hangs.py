@@ -43,7 +43,7 @@ STALLED_AFTER_S = 10.0
 LIMIT_S, AFTER_STALL_S, ENDING_S = 150.0, 20.0, 8.0
 LARGE_LIMIT_S = 400.0
 """How long a job may take, its sentence after its stall, its end; and how long a job of 64 ranks."""
-AS_SHIPPED = ("between_steps", "short_timeout", "healthy_long_evaluation")
+AS_SHIPPED = ("between_steps", "two_hosts", "short_timeout", "healthy_long_evaluation")
 """Kinds under the default policy as it is: the job may be still for minutes, but for a hang that is proved."""
 LONG_PAUSE_S = 60.0
 QUICK = {"kinds": ["second_epoch", "evaluation"]}

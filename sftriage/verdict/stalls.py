@@ -479,15 +479,15 @@ def observe(
     if watch.job is not None and watch.job.status.attempt != job.status.attempt:
         watch = Watch()
     if watch.job is None or (now_ns - watch.observed_ns) * NS > MAX_GAP_S:
-        watch = replace(watch, since_ns=now_ns, snapshot=None)
+        watch = replace(watch, since_ns=now_ns)
     pace = _learned(job, watch)
     statuses = [some.status for some in (job, watch.job or job)]
     gone, gone_before = (int((some.closed_R != 0).sum() + (some.alive_R == 0).sum()) for some in statuses)
     if gone > gone_before:
         # A rank that closes its recording or dies is a movement: the others may be about to.
-        watch = replace(watch, since_ns=now_ns, snapshot=None)
-    wait_state, earlier, snapshot = wait_state_of(job, pace, now_ns), watch.wait_state, watch.snapshot
-    if wait_state is None or earlier is None or wait_state.moved_ns != earlier.moved_ns:
+        watch = replace(watch, since_ns=now_ns)
+    wait_state, snapshot = wait_state_of(job, pace, now_ns), watch.snapshot
+    if wait_state is None or (snapshot is not None and snapshot.began_ns < max(wait_state.moved_ns, watch.since_ns)):
         snapshot = None
     reported = watch.reported
     ended, before = (int(some.published_R.sum()) for some in statuses)

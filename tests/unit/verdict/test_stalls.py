@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.model.hangs import HangEvidence
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import RankStatus, StageSchema
 from sftriage.verdict import stalls
@@ -662,6 +663,33 @@ def test_unwatched_time_does_not_count():
     assert job.verdicts == []
     job.wait(31)
     assert len(job.verdicts) == 1
+
+
+def test_evidence_is_due_while_a_pause_may_be_a_hang_and_counts_in_that_pause_alone():
+    job = Job()
+    job.steps(10)
+    # GIVEN rank 0 between two steps, and the others in the next
+    job.enter("data", [1, 2])
+    job.enter("backward", [1, 2])
+    job.wait(9.5)
+    assert not job.watch.evidence_due
+    job.wait(1)
+    assert job.watch.evidence_due
+    # WHEN there is evidence THEN none is due for a while
+    nothing = HangEvidence(0.0, 0, 10, 3, ())
+    job.watch = job.watch.with_evidence(nothing, job.now_ns, job.now_ns)
+    job.wait(9)
+    assert (job.watch.evidence_due, job.watch.snapshot is not None) == (False, True)
+    job.wait(2)
+    assert job.watch.evidence_due
+    # AND in another pause it is worth nothing, nor is what is gathered meanwhile
+    job.enter("data", [0])
+    job.wait(1)
+    assert (job.watch.evidence_due, job.watch.snapshot) == (False, None)
+    assert job.watch.with_evidence(nothing, job.now_ns, job.now_ns).snapshot is None
+    # AND a stall that is reported needs none
+    job.wait(60)
+    assert (len(job.verdicts), job.watch.evidence_due) == (1, False)
 
 
 def test_another_attempt_has_a_pace_of_its_own():
