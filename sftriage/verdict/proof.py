@@ -3,7 +3,7 @@
 A rank that is busy while the others wait may evaluate or save. A proof is what no healthy job shows: ranks that
 disagree on a call that does not end, a dead or stopped rank that others wait for, threads of a rank that wait for each
 other's locks, or all ranks in calls that wait for each other. The ranks answer one after the other, so a job that goes
-on may show that once: a proof takes two snapshots between which no call of the ranks concerned has ended or begun.
+on may show that once: a proof takes two snapshots between which no call of the ranks concerned has ended.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _UNEVEN_CALL = "all_gather"
 """NCCL allows it with different sizes on the ranks."""
 
 _PendingCall = tuple[int, str, int]
-"""A call that has not ended: the rank, its process group, and its number there."""
+"""The first call of a rank in a process group that has not ended: the rank, the group, and its number there."""
 _Claim = tuple[str, tuple[int, ...], str, int | None, frozenset[_PendingCall]]
-"""What a hang says of its ranks, and the pending calls of all ranks that it is about."""
+"""What a hang is about, and the pending calls of its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,9 @@ class Snapshot:
         interval_s: the time to the next one that doubles.
         claim: a hang that is proved once the next snapshot shows the same; None if there is none.
         proved: whether the snapshot before showed it, too.
-        since_ns: the earliest time at which each pending call can have begun.
-        timeout: of the call whose timeout is over first, the timeout in seconds, and when to report; None if unknown.
+        since_ns: the pending calls, with the earliest time at which each can have begun.
+        timeout: of the call whose timeout is over first, the timeout in seconds, and when to report it if a snapshot
+            from then on has that call, too; None if unknown.
     """
 
     began_ns: int
@@ -61,15 +62,19 @@ def before_timeout_s(timeout_s: float) -> float:
 
 def snapshot_of(evidence: HangEvidence, began_ns: int, ended_ns: int, earlier: Snapshot | None) -> Snapshot:
     """The snapshot that evidence shows, gathered from ``began_ns`` to ``ended_ns``, after an ``earlier`` one."""
-    since_ns: dict[_PendingCall, int] = {}
+    confirm_ns, since_ns = int(CONFIRM_S * _NS_PER_S), dict[_PendingCall, int]()
     limits: list[tuple[int, float]] = []
     for rank in evidence.ranks:
         entered_ns = ended_ns - int(rank.in_stage_s * _NS_PER_S)
         new_ns = entered_ns if earlier is None else max(entered_ns, earlier.began_ns)
         for call in _pending(rank):
+            is_new = earlier is None or call not in earlier.since_ns
             since_ns[call] = new_ns if earlier is None else earlier.since_ns.get(call, new_ns)
             if rank.timeout_s:
-                limits.append((since_ns[call] + int(before_timeout_s(rank.timeout_s) * _NS_PER_S), rank.timeout_s))
+                due_ns = since_ns[call] + int(before_timeout_s(rank.timeout_s) * _NS_PER_S)
+                # (a call that is new may have begun just now: the next snapshot shows whether it ends)
+                due_ns = max(due_ns, began_ns + confirm_ns) if is_new else due_ns
+                limits.append((due_ns, rank.timeout_s))
     report_ns, timeout_s = min(limits, default=(0, 0.0))
     claim = _claim(evidence)
     proved = claim is not None and earlier is not None and earlier.claim == claim
@@ -85,7 +90,7 @@ def snapshot_of(evidence: HangEvidence, began_ns: int, ended_ns: int, earlier: S
 
 
 def _pending(rank: RankEvidence) -> Iterator[_PendingCall]:
-    return ((rank.rank, group.name, number) for group in rank.groups for number in group.pending)
+    return ((rank.rank, group.name, min(group.pending)) for group in rank.groups if group.pending)
 
 
 def _claim(evidence: HangEvidence) -> _Claim | None:

@@ -146,6 +146,17 @@ def test_the_timeout_that_is_over_first_counts_from_when_its_call_can_have_begun
 def test_evidence_is_gathered_again_when_a_timeout_is_near():
     (first,) = snapshots(with_timeouts([60.0], in_stage_s=40.0))
     assert first.again_ns == first.timeout[1] == first.began_ns + int(5.5 * S)
-    # (once that is over, at the usual intervals)
-    (first,) = snapshots(with_timeouts([60.0], in_stage_s=50.0))
-    assert (first.again_ns - first.began_ns) / S == 10
+
+
+def test_a_timeout_that_may_be_near_counts_only_for_a_call_that_does_not_end():
+    # GIVEN an evaluation on all ranks with a call each few seconds, of which evidence is gathered once a minute
+    working = HEALTHY["all ranks at work"]
+    moving = [with_timeouts([60.0], in_stage_s=600.0, n_calls=n_calls) for n_calls in (1, 2)]
+    *_, first, second = snapshots(working, *moving, every_s=60.0)
+    # THEN the first call may have begun a minute ago: whether it ends is to be found out soon
+    assert first.timeout[1] == first.again_ns == first.began_ns + 2 * S
+    # AND the next has begun since
+    assert second.timeout[1] == second.began_ns + 2 * S
+    # AND one that is still there is near its timeout
+    *_, second = snapshots(working, moving[0], moving[0], every_s=60.0)
+    assert second.timeout[1] < second.began_ns
