@@ -201,12 +201,12 @@ class _UnderWay:
 class HangCaptures:
     """The captures of a whole job ``under_way``, until they are stored or have failed. ``now_s`` is monotonic.
 
-    `check` gathers evidence of which nothing is kept.
+    `check` gathers evidence of which nothing is kept, since ``checking_ns`` if that is not 0.
     """
 
     def __init__(self) -> None:
         self.under_way: dict[str, _UnderWay] = {}
-        self._checking_ns = 0
+        self.checking_ns = 0
 
     @property
     def unended(self) -> tuple[CaptureRequest, ...]:
@@ -240,11 +240,11 @@ class HangCaptures:
         A capture goes first: agents gather for one of them at a time. It ends where none is ``due``.
         """
         if not due or job is None or not all(each.gathered for each in self.under_way.values()):
-            self._checking_ns = 0
+            self.checking_ns = 0
             return None
-        self._checking_ns = self._checking_ns or now_ns
+        self.checking_ns = self.checking_ns or now_ns
         # (without details: py-spy would stop a rank that gives no answer)
-        ranks = fleet.hang_evidence(f"check-{self._checking_ns}", ())
+        ranks = fleet.hang_evidence(f"check-{self.checking_ns}", ())
         if ranks is None:
             return None
         evidence = _evidence_of(ranks, job, job.attempt, int(job.step_R.max(initial=0)), 0.0)
@@ -253,7 +253,7 @@ class HangCaptures:
         except Exception:
             log.debug("the evidence of a pause could not be read", exc_info=True)
             hang = _UNREADABLE
-        began_ns, self._checking_ns = self._checking_ns, 0
+        began_ns, self.checking_ns = self.checking_ns, 0
         return replace(evidence, hang=hang), began_ns
 
     def ended(self, capture_id: str) -> int | None:

@@ -286,8 +286,10 @@ class Triage:
             self._controller.record(found)
 
     def _gather_hangs(self) -> bool:
-        due = self._controller.evidence_due and not self._ended
-        if (checked := self._hangs.check(self._fleet, self._job, due, monotonic_ns())) is not None:
+        due, checked = self._controller.evidence_due and not self._ended, None
+        if due or self._hangs.checking_ns:
+            checked = self._hangs.check(self._fleet, self._job, due, monotonic_ns())
+        if checked is not None:
             self._controller.consider(*checked, monotonic_ns())
         found = [*self._hangs.poll(self._fleet, self._now_s(), time.time())] if self._hangs.under_way else []
         for each in found:

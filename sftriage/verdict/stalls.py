@@ -165,6 +165,7 @@ stalls for the rest of the job."""
 
 WATCHDOG_S = 600.0
 """The timeout of collectives if it is unknown: NCCL's default, which is shorter than Gloo's."""
+BEFORE_WATCHDOG_S = before_timeout_s(WATCHDOG_S)
 
 MAX_GAP_S = 10.0
 """After a longer gap between two observations, time starts anew: they come once a second, so the agent or the whole
@@ -225,8 +226,8 @@ def thresholds(
     floor_s = 0.0 if stalled_after_s is not None else FLOOR_S if proved else FLOORS_S[wait_state.wait]
     threshold_s = stalled_after_s or max(floor_s, STEADY_FACTOR * pace.typical_s, allows_s)
     watchdog_s, due_s = _watchdog(wait_state, stalled_after_s, now_ns, still_s, snapshot)
-    outlived = max(pace.typical_s, longest_s) >= before_timeout_s(watchdog_s)
-    decides = watchdog_s > 0 and due_s < threshold_s and not outlived
+    decides = watchdog_s > 0 and due_s < threshold_s
+    decides = decides and max(pace.typical_s, longest_s) < before_timeout_s(watchdog_s)
     return {
         "threshold_s": due_s if decides else threshold_s,
         "policy_s": stalled_after_s or 0.0,
@@ -247,7 +248,7 @@ def _watchdog(
         return (timeout_s if snapshot.began_ns >= report_ns else 0.0), still_s - (now_ns - report_ns) * NS
     moved_late_s = (now_ns - wait_state.waits_since_ns) * NS - still_s
     guessed = wait_state.waiting > 0 and stalled_after_s is None
-    return (WATCHDOG_S if guessed else 0.0), max(FLOOR_S, before_timeout_s(WATCHDOG_S) - moved_late_s)
+    return (WATCHDOG_S if guessed else 0.0), max(FLOOR_S, BEFORE_WATCHDOG_S - moved_late_s)
 
 
 Action = Literal["wait", "gather", "report"]
