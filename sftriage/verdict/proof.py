@@ -33,7 +33,7 @@ _Claim = tuple[str, tuple[int, ...], str, int | None, frozenset[_PendingCall]]
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class PauseSnapshot:
     """What the evidence of all ranks shows at one time of a pause.
 
     Attributes:
@@ -60,7 +60,7 @@ def before_timeout_s(timeout_s: float) -> float:
     return max(0.5 * timeout_s, timeout_s - max(MARGIN_FRACTION * timeout_s, MARGIN_S))
 
 
-def snapshot_of(evidence: HangEvidence, began_ns: int, ended_ns: int, earlier: Snapshot | None) -> Snapshot:
+def snapshot_of(evidence: HangEvidence, began_ns: int, ended_ns: int, earlier: PauseSnapshot | None) -> PauseSnapshot:
     """The snapshot that evidence shows, gathered from ``began_ns`` to ``ended_ns``, after an ``earlier`` one."""
     confirm_ns, since_ns = int(CONFIRM_S * _NS_PER_S), dict[_PendingCall, int]()
     limits: list[tuple[int, float]] = []
@@ -86,7 +86,7 @@ def snapshot_of(evidence: HangEvidence, began_ns: int, ended_ns: int, earlier: S
     if began_ns < report_ns < again_ns:
         again_ns = report_ns
     timeout = (timeout_s, report_ns) if limits else None
-    return Snapshot(began_ns, again_ns, interval_s, claim, proved, since_ns, timeout)
+    return PauseSnapshot(began_ns, again_ns, interval_s, claim, proved, since_ns, timeout)
 
 
 def _pending(rank: RankEvidence) -> Iterator[_PendingCall]:

@@ -23,7 +23,7 @@ from sftriage.model.hangs import HangEvidence
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import OTHER, JobStatus, RankStatus
 from sftriage.verdict.accounting import NO_RANKS, BoolArray, RankArray
-from sftriage.verdict.proof import Snapshot, before_timeout_s, snapshot_of
+from sftriage.verdict.proof import PauseSnapshot, before_timeout_s, snapshot_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,7 +211,7 @@ def thresholds(
     stalled_after_s: float | None,
     now_ns: int,
     still_s: float,
-    snapshot: Snapshot | None = None,
+    snapshot: PauseSnapshot | None = None,
 ) -> dict[str, float]:
     """How long no rank may move (``threshold_s``), and the numbers that it follows from, with 0 where there is none.
 
@@ -239,7 +239,7 @@ def thresholds(
 
 
 def _watchdog(
-    wait_state: WaitState, stalled_after_s: float | None, now_ns: int, still_s: float, snapshot: Snapshot | None
+    wait_state: WaitState, stalled_after_s: float | None, now_ns: int, still_s: float, snapshot: PauseSnapshot | None
 ) -> tuple[float, float]:
     """A timeout that may end the job, or 0, and how long the job may be still before it, in seconds."""
     if snapshot is not None and snapshot.timeout is not None:
@@ -254,7 +254,9 @@ def _watchdog(
 Action = Literal["wait", "gather", "report"]
 
 
-def next_action(still_s: float, threshold_s: float, soonest_s: float, snapshot: Snapshot | None, now_ns: int) -> Action:
+def next_action(
+    still_s: float, threshold_s: float, soonest_s: float, snapshot: PauseSnapshot | None, now_ns: int
+) -> Action:
     """What to do about a job in which no rank has moved for ``still_s``: ``gather`` the evidence of all ranks, or not.
 
     It is reported from ``threshold_s`` on, which the last ``snapshot`` of this pause may have lowered, and evidence is
@@ -274,7 +276,7 @@ def stall_verdict(
     now_ns: int,
     watched_since_ns: int,
     capturing: Collection[int],
-    snapshot: Snapshot | None = None,
+    snapshot: PauseSnapshot | None = None,
 ) -> Verdict | Action:
     """The verdict on the step in progress if it is a stall; time before ``watched_since_ns`` does not count.
 
@@ -455,7 +457,7 @@ class Watch:
     since_ns: int = 0
     reported: tuple[Verdict, Wait] | None = None
     reported_ns: int = 0
-    snapshot: Snapshot | None = None
+    snapshot: PauseSnapshot | None = None
     evidence_due: bool = False
 
     def with_evidence(self, evidence: HangEvidence, began_ns: int, ended_ns: int) -> Watch:

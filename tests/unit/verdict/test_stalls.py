@@ -11,7 +11,7 @@ from sftriage.model.hangs import HangEvidence
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import RankStatus, StageSchema
 from sftriage.verdict import stalls
-from sftriage.verdict.proof import Snapshot, before_timeout_s
+from sftriage.verdict.proof import PauseSnapshot, before_timeout_s
 from sftriage.verdict.stalls import Pace, StepPause, Watch
 from sftriage.windows.rings import status_of
 
@@ -33,7 +33,7 @@ def snapshot_with(timeout_s=None, pending_s=0.0, *, age_s=0.0, again_s=0.0, prov
     """A snapshot that is ``age_s`` old, of a call that is pending since ``pending_s``."""
     report_ns = NOW + int((before_timeout_s(timeout_s or 0.0) - pending_s) * S)
     timeout = None if timeout_s is None else (timeout_s, report_ns)
-    return Snapshot(NOW - int(age_s * S), NOW + int(again_s * S), 10.0, None, proved, {}, timeout)
+    return PauseSnapshot(NOW - int(age_s * S), NOW + int(again_s * S), 10.0, None, proved, {}, timeout)
 
 
 def rank(number, what, still_s, host="h"):
