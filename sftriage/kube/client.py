@@ -119,18 +119,18 @@ class ClusterObjects:
 
     def watch(self, path: str, seconds: int, **query: Any) -> Iterator[dict[str, Any]]:
         """Events of some objects for ``seconds``, each with ``type`` and ``object``; `GONE` where they have expired."""
+        from kubernetes import watch
+
+        follow: Any = watch.Watch
         query |= {"watch": "true", "timeoutSeconds": seconds, "allowWatchBookmarks": "true"}
         patience_s = (_PATIENCE_S[0], seconds + _PATIENCE_S[1])
-        response = self._response("GET", path, None, _JSON, query, patience_s).response
-        rest = b""
-        try:
-            with _reaching():
-                for part in response.stream(None):
-                    *lines, rest = (rest + part).split(b"\n")
-                    for line in filter(None, lines):
-                        yield _event(line)
-        finally:
-            response.close()
+
+        def opened(**_: Any) -> Any:
+            return self._response("GET", path, None, _JSON, query, patience_s).response
+
+        with _reaching():
+            # (with a time-out, it does not connect again by itself)
+            yield from follow().stream(opened, timeout_seconds=seconds)
 
     def _response(
         self, method: str, path: str, body: Any, as_: str, query: Mapping[str, Any], patience_s: tuple[float, float]
@@ -138,37 +138,35 @@ class ClusterObjects:
         from kubernetes.client import ApiException
 
         headers = {"Accept": _JSON} | ({} if body is None else {"Content-Type": as_})
-        parameters = [(name, value) for name, value in query.items() if value is not None]
-        try:
-            with _reaching():
-                request = self._client.param_serialize(
-                    method,
-                    path,
-                    query_params=parameters,
-                    header_params=headers,
-                    body=body,
-                    auth_settings=["BearerToken"],
-                )
-                response = self._client.call_api(*request, _request_timeout=patience_s)
-                if response.status >= 300:
-                    raise ApiException(status=response.status, reason=response.reason, body=response.read())
-        except ApiException as error:
-            try:
-                message = json.loads(error.body or "")["message"]
-            except (TypeError, ValueError, KeyError):
-                message = error.reason
-            raise AnsweredError(error.status, f"the cluster refused the request: {_short(str(message))}") from None
+        request = self._client.param_serialize(
+            *(method, path),
+            query_params=[(name, value) for name, value in query.items() if value is not None],
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        with _reaching():
+            response = self._client.call_api(*request, _request_timeout=patience_s)
+            if response.status >= 300:
+                raise ApiException(status=response.status, reason=response.reason, body=response.read())
         return response
 
 
 @contextlib.contextmanager
 def _reaching() -> Iterator[None]:
+    from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
     try:
         yield
-    except (HTTPError, OSError) as error:
-        raise ClusterError(f"cannot reach the cluster: {_short(str(error))}") from error
+    except ApiException as error:
+        try:
+            message = json.loads(error.body or "")["message"]
+        except (TypeError, ValueError, KeyError):
+            message = error.reason
+        raise AnsweredError(error.status, f"the cluster refused the request: {short(str(message))}") from None
+    except (HTTPError, OSError, ValueError, KeyError) as error:
+        raise ClusterError(f"cannot reach the cluster: {short(str(error))}") from error
 
 
 def get_or_create(objects: ClusterObjects, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,16 +195,6 @@ def path_of(api_version: str, plural: str, namespace: str | None = None, name: s
     return "/".join(filter(None, (f"{root}/{api_version}{within}/{plural}", name, sub)))
 
 
-def _event(line: bytes) -> dict[str, Any]:
-    try:
-        event = dict(json.loads(line))
-        if event["type"] == "ERROR":
-            raise AnsweredError(int(event["object"].get("code", 0)), _short(str(event["object"].get("message"))))
-        return event
-    except (ValueError, TypeError, KeyError) as error:
-        raise ClusterError(f"cannot read an event of the cluster: {_short(str(error))}") from None
-
-
 def _configured(context: str | None) -> str:
     from kubernetes import config
 
@@ -218,7 +206,7 @@ def _configured(context: str | None) -> str:
         chosen = next((entry for entry in named if entry["name"] == context), current)
         return str(chosen["context"].get("namespace") or "default")
     except (kube.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError) as error:
-        problem = _short(str(error))
+        problem = short(str(error))
     try:
         # (a named context excludes any other cluster)
         if context is None:
@@ -229,7 +217,8 @@ def _configured(context: str | None) -> str:
     raise UsageError(f"no cluster configured: {problem}")
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """The beginning of a message, in one line."""
     line = " ".join(text.split())
     return line if len(line) <= _MAX_CHARS else f"{line[: _MAX_CHARS - 1]}…"
 

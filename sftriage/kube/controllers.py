@@ -11,12 +11,10 @@ import hashlib
 import json
 import logging
 import secrets
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
 from typing import Any
 
 from sftriage.fleet.hub import CA_FILE, CERTIFICATE_FILE, KEY_FILE, PORT
@@ -129,7 +127,6 @@ MANAGER = "sftriage-operator"
 SWEEP_S = 3600.0
 """Seconds between two sweeps of reports."""
 _NAMED = 5
-_OVER = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +140,8 @@ class PodState:
 
     @classmethod
     def of(cls, body: Body) -> PodState:
-        job = _annotated(body) or job_of(body)
-        active = mapping(body, "status").get("phase") not in _OVER
-        return cls(
-            str(body["metadata"]["name"]),
-            job,
-            annotations_of(body).get(jobs.STATUS_ANNOTATION) == jobs.INJECTED,
-            active,
-        )
+        active = mapping(body, "status").get("phase") not in ("Succeeded", "Failed")
+        return cls(_name(body), _annotated(body) or job_of(body), jobs.is_injected(body), active)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +152,9 @@ class JobPods:
     missing: tuple[str, ...]
 
     @classmethod
-    def of(cls, pods: Mapping[Any, PodState]) -> JobPods:
+    def of(cls, pods: Iterable[PodState]) -> JobPods:
         """The pods of a job; several watches may have the same pod."""
-        there = {pod.name: pod for pod in pods.values() if pod.active}
+        there = {pod.name: pod for pod in pods if pod.active}
         return cls(len(there), tuple(sorted(name for name, pod in there.items() if not pod.injected)))
 
     @property
@@ -218,48 +209,49 @@ class Controllers:
     ) -> None:
         self._objects, self._settings, self._reconcile_soon = objects, settings, reconcile_soon
         self._grace_s, self._keep_s, self._now = grace_s, keep_s, now
-        self._lock = threading.Lock()
-        self._pods: dict[JobRef, dict[tuple[str, str], PodState]] = {}
-        self._deployed: dict[JobRef, str] = {}
         self._gone_s: dict[JobRef, float] = {}
-        self._watches: list[ObjectWatch[Any]] = []
-        self._unneeded: set[ObjectWatch[Any]] = set()
         self._watch_s = watch_s
         labelled, ours = f"{jobs.INJECT_LABEL}={jobs.ENABLED}", f"{jobs.JOB_LABEL},{jobs.COMPONENT_LABEL}"
-        for namespace in namespaces or ("",):
-            pods, deployments = path_of("v1", "pods", namespace), path_of("apps/v1", "deployments", namespace)
-            self._watch(pods, labelled, PodState.of, partial(self._pod, "labelled"))
-            self._watch(pods, f"{ours}!={jobs.CONTROLLER}", PodState.of, partial(self._pod, "injected"))
-            self._watch(deployments, f"{ours}={jobs.CONTROLLER}", Deployed.of, self._deployment)
-        # In a labelled namespace, pods that the webhook has missed have no label of ours.
+        injected, made = f"{ours}!={jobs.CONTROLLER}", f"{ours}={jobs.CONTROLLER}"
+        within = namespaces or ("",)
+        self._pods = [self._watch_pods(each, selector) for each in within for selector in (labelled, injected)]
+        self._deployments = [
+            self._watch(path_of("apps/v1", "deployments", each), made, Deployed.of, self._enqueue) for each in within
+        ]
         self._labelled: dict[str, ObjectWatch[PodState]] = {}
+        """In a labelled namespace, pods that the webhook has missed have no label of ours."""
+        self.watches: list[ObjectWatch[Any]] = [*self._pods, *self._deployments]
         if not namespaces:
-            # Controllers start without the right to list these, too.
-            names = self._watch(
-                path_of("v1", "namespaces"), labelled, lambda body: str(body["metadata"]["name"]), self._namespace
-            )
-            self._unneeded.add(names)
+            # (controllers start without the right to list namespaces, too)
+            self.watches.append(self._watch(path_of("v1", "namespaces"), labelled, _name, self._namespace))
+
+    def _watch_pods(self, namespace: str, selector: str) -> ObjectWatch[PodState]:
+        return self._watch(path_of("v1", "pods", namespace), selector, PodState.of, self._enqueue)
 
     def _watch(self, path: str, selector: str, keep: Any, changed: Any) -> ObjectWatch[Any]:
         query = {"labelSelector": selector}
-        found = ObjectWatch(self._objects, path, keep, changed, query=query, watch_s=self._watch_s)
-        self._watches.append(found)
-        return found
+        return ObjectWatch(self._objects, path, keep, changed, query=query, watch_s=self._watch_s)
 
     def begin(self) -> None:
-        for watch in list(self._watches):
+        for watch in self.watches:
             watch.start()
 
     def named(self, namespace: str, name: str = "") -> list[JobRef]:
         """The jobs of a namespace; with a ``name``, those of this name or id."""
-        with self._lock:
-            known = {*self._pods, *self._deployed}
-        found = (job for job in known if job.namespace == namespace)
+        found = (job for job in self._known() if job.namespace == namespace)
         return sorted((job for job in found if name in ("", job.name, job.job_id)), key=lambda job: job.job_id)
+
+    def _states(self) -> Iterator[PodState | Deployed]:
+        for watch in (*self._pods, *list(self._labelled.values()), *self._deployments):
+            yield from watch.kept()
+
+    def _known(self) -> set[JobRef]:
+        return {state.job for state in self._states() if state.job is not None}
 
     @property
     def _all_listed(self) -> bool:
-        return all(watch.listed.is_set() or watch in self._unneeded for watch in list(self._watches))
+        watches = (*self._pods, *list(self._labelled.values()), *self._deployments)
+        return all(watch.listed.is_set() for watch in watches)
 
     def reconcile(self, job: JobRef) -> float | None:
         """Reconcile a job's objects; return seconds until the next check, None where none is due.
@@ -270,9 +262,9 @@ class Controllers:
         if not self._all_listed:
             # (a pod that no list has shown yet is not gone)
             return 1.0
-        with self._lock:
-            pods = JobPods.of(self._pods.get(job, {}))
-            made_of = self._deployed.get(job)
+        states = [state for state in self._states() if state.job == job]
+        pods = JobPods.of(state for state in states if isinstance(state, PodState))
+        made_of = next((state.made_of for state in states if isinstance(state, Deployed)), None)
         if pods.count:
             owners = self._owners(job)
             body = get_or_create(self._objects, path_of(API_VERSION, REPORTS.plural, job.namespace), job.report(owners))
@@ -300,11 +292,11 @@ class Controllers:
         """
         if not self._all_listed:
             return 1.0
-        for body in self._objects.list(REPORTS, namespace or None):
+        reports = self._objects.list(REPORTS, namespace or None)
+        known = self._known()
+        for body in reports:
             job, about = _annotated(body), body["metadata"]
-            with self._lock:
-                there = job in self._pods or job in self._deployed
-            if job is None or there or not outdated(body, time.time(), self._keep_s):
+            if job is None or job in known or not outdated(body, time.time(), self._keep_s):
                 continue
             # (a report that has changed meanwhile stays)
             only = {"preconditions": {"uid": about["uid"], "resourceVersion": about["resourceVersion"]}}
@@ -340,39 +332,18 @@ class Controllers:
             return []
         return [{"apiVersion": version, "kind": kind, "name": name, "uid": str(found["metadata"]["uid"])}]
 
-    def _pod(self, watch: str, before: PodState | None, now: PodState | None) -> None:
-        with self._lock:
-            for pod in filter(None, (before, now)):
-                if pod.job is None:
-                    continue
-                pods = self._pods.setdefault(pod.job, {})
-                if pod is now:
-                    pods[watch, pod.name] = pod
-                elif now is None or now.job != pod.job:
-                    pods.pop((watch, pod.name), None)
-                if not pods:
-                    del self._pods[pod.job]
-        self._enqueue(before, now)
-
     def _namespace(self, before: str | None, now: str | None) -> None:
         if now is not None and now not in self._labelled:
-            pods, selector = path_of("v1", "pods", now), f"!{jobs.INJECT_LABEL},!{jobs.JOB_LABEL}"
-            self._labelled[now] = self._watch(pods, selector, PodState.of, partial(self._pod, "namespace"))
+            self._labelled[now] = self._watch_pods(now, f"!{jobs.INJECT_LABEL},!{jobs.JOB_LABEL}")
             self._labelled[now].start()
         elif now is None and before is not None and (watch := self._labelled.pop(before, None)) is not None:
             watch.end()
-            self._watches.remove(watch)
-            for pod in watch.kept():
-                self._pod("namespace", pod, None)
-
-    def _deployment(self, before: Deployed | None, now: Deployed | None) -> None:
-        with self._lock:
-            if now is not None and now.job is not None:
-                self._deployed[now.job] = now.made_of
-            elif before is not None and before.job is not None:
-                self._deployed.pop(before.job, None)
-        self._enqueue(before, now)
+            self._enqueue(*watch.kept())
 
     def _enqueue(self, *states: PodState | Deployed | None) -> None:
         for job in {state.job for state in states if state is not None and state.job is not None}:
             self._reconcile_soon(job)
+
+
+def _name(body: Body) -> str:
+    return str(body["metadata"]["name"])

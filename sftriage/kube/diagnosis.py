@@ -283,8 +283,9 @@ def _available(deployment: Body) -> bool:
 
 
 def _failure(deployment: Body) -> str:
-    found = [entry for entry in items(status_of(deployment), "conditions") if entry.get("type") == "ReplicaFailure"]
-    return f" ({text(found[0], 'message')})" if found and text(found[0], "message") else ""
+    found = (entry for entry in items(status_of(deployment), "conditions") if entry.get("type") == "ReplicaFailure")
+    message = text(next(found, {}), "message")
+    return f" ({message})" if message else ""
 
 
 def _created_s(body: Body) -> float | None:
@@ -293,8 +294,7 @@ def _created_s(body: Body) -> float | None:
 
 def _old(cluster: Snapshot, body: Body) -> bool:
     """Whether an object should have been handled by now."""
-    created_s = _created_s(body)
-    return created_s is not None and cluster.now_s - created_s > PATIENCE_S
+    return (_created_s(body) or cluster.now_s) < cluster.now_s - PATIENCE_S
 
 
 def _seconds(time: Any) -> float | None:
@@ -317,19 +317,13 @@ SOON_S = 7 * 86_400.0
 """A certificate that expires this soon should have been renewed by now."""
 
 
-def _rights(cluster: Snapshot) -> Iterator[Finding]:
+def _server(cluster: Snapshot) -> Iterator[Finding]:
     if lacking := [right for right, may in cluster.may.items() if not may]:
         yield _found(cluster, "rights.lacking", names=_some(lacking))
     elif cluster.may:
         yield _found(cluster, "rights.there")
-
-
-def _version(cluster: Snapshot) -> Iterator[Finding]:
     which = "unknown" if cluster.version is None else "old" if cluster.version < SIDECARS_SINCE else "new"
     yield _found(cluster, f"version.{which}", version=".".join(map(str, cluster.version or ())))
-
-
-def _definitions(cluster: Snapshot) -> Iterator[Finding]:
     there = {definition["metadata"]["name"] for definition in cluster.definitions}
     missing = [kind.kind for kind in KINDS if kind.crd not in there]
     which = "unread" if "definitions" in cluster.unread else "missing" if missing else "there"
@@ -389,11 +383,6 @@ def _deployment(cluster: Snapshot, part: str, without: str) -> Iterator[Finding]
         yield _found(cluster, f"deployments.{'runs' if _available(deployment) else 'fails'}", code=part, **about)
 
 
-def diagnose(cluster: Snapshot) -> list[Finding]:
-    """All findings, in the order in which to fix them."""
-    return [finding for check in _CHECKS for finding in check(cluster)]
-
-
 def _labels(cluster: Snapshot) -> Iterator[Finding]:
     if "pods" in cluster.unread:
         yield _found(cluster, "pods.unread")
@@ -402,17 +391,14 @@ def _labels(cluster: Snapshot) -> Iterator[Finding]:
         yield _found(cluster, "namespace.missing")
         return
     namespace = labels_of(cluster.about).get(jobs.INJECT_LABEL)
-    if odd := [
-        pod
-        for pod in cluster.pods
-        if labels_of(pod).get(jobs.INJECT_LABEL, jobs.ENABLED) not in (jobs.ENABLED, "disabled")
-    ]:
+    known = None, jobs.ENABLED, "disabled"
+    if odd := [pod for pod in cluster.pods if labels_of(pod).get(jobs.INJECT_LABEL) not in known]:
         yield _found(cluster, "label_value.pods", names=_named(odd), have="has" if len(odd) == 1 else "have")
-    if namespace not in (None, jobs.ENABLED, "disabled"):
+    if namespace not in known:
         yield _found(cluster, "label_value.namespace", value=namespace)
     if without := [pod for pod in _training(cluster) if not _opted_in(cluster, pod)]:
         yield _found(cluster, "label.missing", names=_named(without), train="trains" if len(without) == 1 else "train")
-    elif not any(_opted_in(cluster, pod) for pod in _training(cluster)):
+    elif not _training(cluster):
         labelled = ", which is labelled" if namespace == jobs.ENABLED else ""
         yield _found(cluster, "label.none", labelled=labelled)
 
@@ -503,20 +489,10 @@ def _quota(cluster: Snapshot) -> Iterator[Finding]:
         yield _found(cluster, "quota.refuses" if over else "events.refused", name=name, message=message)
 
 
-_CHECKS: Sequence[Callable[[Snapshot], Iterator[Finding]]] = (
-    _rights,
-    _version,
-    _definitions,
-    _operator,
-    _webhook,
-    _certificate,
-    _labels,
-    _injected,
-    _controllers,
-    _objects,
-    _quota,
-    _store,
-)
+def diagnose(cluster: Snapshot) -> list[Finding]:
+    """All findings, in the order in which to fix them."""
+    checks = _server, _operator, _webhook, _certificate, _labels, _injected, _controllers, _objects, _quota, _store
+    return [finding for check in checks for finding in check(cluster)]
 
 
 def _training(cluster: Snapshot) -> list[Body]:
@@ -535,9 +511,6 @@ def _unanswered(body: Body) -> bool:
 
 def _labelled_s(body: Body) -> float | None:
     """When the label of an object was last written, if the server kept that."""
-    found = []
-    for entry in items(mapping(body, "metadata"), "managedFields"):
-        labels: Mapping[str, Any] = mapping(entry, "fieldsV1", "f:metadata", "f:labels")
-        if f"f:{jobs.INJECT_LABEL}" in labels and (when := _seconds(entry.get("time"))) is not None:
-            found.append(when)
-    return max(found, default=None)
+    fields, label = items(mapping(body, "metadata"), "managedFields"), f"f:{jobs.INJECT_LABEL}"
+    written = (each for each in fields if label in mapping(each, "fieldsV1", "f:metadata", "f:labels"))
+    return max((when for each in written if (when := _seconds(each.get("time"))) is not None), default=None)

@@ -11,7 +11,7 @@ import copy
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -195,10 +195,11 @@ SIDECARS_SINCE: Version = (1, 29)
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """The change of a pod (an empty patch: none), and warnings."""
+    """The change of a pod (an empty patch: none), warnings, and the changed pod."""
 
     patch: tuple[Operation, ...] = ()
     warnings: tuple[str, ...] = ()
+    pod: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 def version_of(answer: Mapping[str, Any]) -> Version | None:
@@ -215,7 +216,8 @@ def injection(pod: Pod, job: JobRef | None, settings: InjectionSettings, server:
     trains, warnings = _trainers(pod)
     if not trains:
         return Injection(warnings=warnings)
-    spec = mapping(pod, "spec")
+    changed = _copied(pod)
+    spec = changed["spec"]
     looks_in = annotations_of(pod).get(SHARE_ANNOTATION) == "true" and spec.get("shareProcessNamespace") is not False
     ours = pod_parts(
         job,
@@ -225,31 +227,49 @@ def injection(pod: Pod, job: JobRef | None, settings: InjectionSettings, server:
         looks_in=looks_in,
         nsys=annotations_of(pod).get(NSYS_ANNOTATION, ""),
     )
-    patch = [
-        *_metadata(pod, job),
-        *_appended(spec, "/spec", "volumes", ours["volumes"]),
-        *_appended(spec, "/spec", "initContainers", ours["initContainers"]),
-        *([_add("/spec/shareProcessNamespace", True)] if looks_in and not spec.get("shareProcessNamespace") else []),
-    ]
-    image_path = annotations_of(pod).get(IMAGE_PATH_ANNOTATION, "")
+    warnings = (*warnings, *_warnings(pod, trains, ours["env"]))
+    annotations = {jobs.STATUS_ANNOTATION: jobs.INJECTED, jobs.JOB_ID_ANNOTATION: job.job_id}
+    for name, wanted in (("labels", {jobs.JOB_LABEL: job.object_name}), ("annotations", annotations)):
+        there = _within(_within(changed, "metadata", dict), name, dict)
+        there |= {key: value for key, value in wanted.items() if not isinstance(there.get(key), str)}
+    for name in ("volumes", "initContainers"):
+        _append(spec, name, ours[name])
+    if looks_in:
+        spec["shareProcessNamespace"] = True
     for index in trains:
-        patch += _watched(spec["containers"][index], f"/spec/containers/{index}", ours, image_path)
-    return Injection(tuple(patch), (*warnings, *_warnings(pod, trains, ours["env"])))
+        _watch(spec["containers"][index], ours, annotations_of(pod).get(IMAGE_PATH_ANNOTATION, ""))
+    return Injection(tuple(_added(pod, changed)), warnings, changed)
 
 
-def applied(pod: Pod, patch: Sequence[Operation]) -> dict[str, Any]:
-    """A pod with a patch of ours."""
-    found: dict[str, Any] = copy.deepcopy(dict(pod))
-    for operation in patch:
-        *above, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"][1:].split("/")]
-        inner: Any = found
-        for part in above:
-            inner = inner[int(part)] if isinstance(inner, list) else inner[part]
-        if isinstance(inner, list):
-            inner.append(copy.deepcopy(operation["value"]))
-        else:
-            inner[last] = copy.deepcopy(operation["value"])
-    return found
+def _added(before: Any, after: Any, at: str = "") -> Iterator[Operation]:
+    """What is new in one part of a pod, by its path."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name, value in after.items():
+            path = f"{at}/{str(name).replace('~', '~0').replace('/', '~1')}"
+            yield from _added(before[name], value, path) if name in before else (_add(path, value),)
+    elif isinstance(before, list) and isinstance(after, list):
+        for index, value in enumerate(after):
+            new = index >= len(before)
+            yield from (_add(f"{at}/-", value),) if new else _added(before[index], value, f"{at}/{index}")
+    elif before != after:
+        yield _add(at, after)
+
+
+def _add(path: str, value: Any) -> Operation:
+    return {"op": "add", "path": path, "value": value}
+
+
+def _within(holder: dict[str, Any], name: str, of: type[Any]) -> Any:
+    """The dict or list of a name, made if it is missing."""
+    if not isinstance(holder.get(name), of):
+        holder[name] = of()
+    return holder[name]
+
+
+def _append(holder: dict[str, Any], name: str, wanted: Sequence[Mapping[str, Any]]) -> None:
+    there = {text(item, "name") for item in items(holder, name)}
+    if missing := [copy.deepcopy(dict(item)) for item in wanted if item["name"] not in there]:
+        _within(holder, name, list).extend(missing)
 
 
 def _left_alone(pod: Pod, job: JobRef | None, server: Version | None) -> str | None:
@@ -300,26 +320,23 @@ def _trainers(pod: Pod) -> tuple[list[int], tuple[str, ...]]:
     return trains, (left_alone("valueFrom", names=names),) if closed else ()
 
 
-def _watched(
-    container: Mapping[str, Any], at: str, ours: Mapping[str, Sequence[Mapping[str, Any]]], image_path: str
-) -> Iterator[Operation]:
+def _watch(container: dict[str, Any], ours: Mapping[str, Sequence[Mapping[str, Any]]], image_path: str) -> None:
     environment, found = ours["env"], _variable(container, PATH)
     if found is None:
         # A ConfigMap's value is filled in by the node; without one the text stays, and names a folder that is missing.
         rest = f"$({PATH})" if next(items(container, "envFrom"), None) is not None else image_path
         environment = [{"name": PATH, "value": _first(rest)}, *environment]
     elif SITE not in (value := text(found, "value")).split(":"):
-        index = next(number for number, variable in enumerate(container["env"]) if variable is found)
-        yield _add(f"{at}/env/{index}/value", _first(value))
-    yield from _appended(container, at, "env", environment)
-    yield from _appended(container, at, "volumeMounts", ours["volumeMounts"])
+        found["value"] = _first(value)
+    _append(container, "env", environment)
+    _append(container, "volumeMounts", ours["volumeMounts"])
 
 
 def _first(rest: str) -> str:
     return f"{SITE}:{rest}" if rest else SITE
 
 
-def _variable(container: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+def _variable(container: Mapping[str, Any], name: str) -> Any:
     return next((each for each in reversed(list(items(container, "env"))) if each.get("name") == name), None)
 
 
@@ -346,40 +363,6 @@ def _guaranteed(spec: Mapping[str, Any]) -> bool:
             if not limits.get(resource) or requests.get(resource, limits[resource]) != limits[resource]:
                 return False
     return True
-
-
-def _metadata(pod: Pod, job: JobRef) -> Iterator[Operation]:
-    metadata = pod.get("metadata")
-    if not isinstance(metadata, Mapping):
-        yield _add("/metadata", {})
-        metadata = {}
-    annotations = {jobs.STATUS_ANNOTATION: jobs.INJECTED, jobs.JOB_ID_ANNOTATION: job.job_id}
-    for name, there, wanted in (
-        ("labels", labels_of(pod), {jobs.JOB_LABEL: job.object_name}),
-        ("annotations", annotations_of(pod), annotations),
-    ):
-        missing = {key: value for key, value in wanted.items() if key not in there}
-        if missing and not isinstance(metadata.get(name), Mapping):
-            yield _add(f"/metadata/{name}", missing)
-        else:
-            for key, value in missing.items():
-                yield _add(f"/metadata/{name}/{key.replace('/', '~1')}", value)
-
-
-def _appended(
-    holder: Mapping[str, Any], at: str, name: str, wanted: Sequence[Mapping[str, Any]]
-) -> Iterator[Operation]:
-    there = {text(item, "name") for item in items(holder, name)}
-    missing = [dict(item) for item in wanted if item["name"] not in there]
-    if missing and not isinstance(holder.get(name), list):
-        yield _add(f"{at}/{name}", missing)
-    else:
-        for item in missing:
-            yield _add(f"{at}/{name}/-", item)
-
-
-def _add(path: str, value: Any) -> Operation:
-    return {"op": "add", "path": path, "value": value}
 
 
 _RAY = "headGroupSpec.template", "workerGroupSpecs.*.template"
@@ -432,8 +415,9 @@ def injected(body: Mapping[str, Any], namespace: str, settings: InjectionSetting
                 continue
             change = injection(holder[key], job, settings, server)
             warnings += [f"{name}: {warning}" for warning in change.warnings]
-            count += bool(change.patch)
-            holder[key] = applied(holder[key], change.patch)
+            if change.patch:
+                count += 1
+                holder[key] = change.pod
     return Changed(whole["body"], count, tuple(dict.fromkeys(warnings)))
 
 

@@ -18,7 +18,7 @@ import kopf
 
 from sftriage.errors import ClusterError, InputError, StoreError, UsageError
 from sftriage.kube import client
-from sftriage.kube.client import AnsweredError, ClusterObjects, LeaderElection, path_of, put_condition
+from sftriage.kube.client import AnsweredError, ClusterObjects, LeaderElection, path_of, put_condition, short
 from sftriage.kube.controllers import Controllers, ControllerSettings
 from sftriage.kube.jobs import JOB_LABEL, JobRef
 from sftriage.kube.objects import API_VERSION, CAPTURES, GROUP, POLICIES, REPORTS, VERSION, Body, Kind, Now, status_of
@@ -35,7 +35,7 @@ RETRY_S = 15.0
 def remove_trace(
     body: Body, stores: Collection[str], now_s: float, open_store: Callable[[str], RemoteStore] = RemoteStore.open
 ) -> Removal:
-    """Delete the trace of a deleted capture, or ``wait``.
+    """Delete the trace of a deleted capture, unless it has to wait.
 
     Deletes only in these stores: a status may name any place, and would use our rights there.
     """
@@ -44,18 +44,16 @@ def remove_trace(
         return wanted
     try:
         if checked_url(stored.store) not in stores:
-            return Removal("wait", removal_sentence("elsewhere", place=stored.store), wait_s=RETRY_S)
+            return Removal(removal_sentence("elsewhere", place=stored.store), wait_s=RETRY_S)
         store = open_store(stored.store)
         names = store.names(stored.reference)
-        if not names:
-            return Removal("release", removal_sentence("gone", place=stored.store))
-        if PIN_NAME in names:
-            return Removal("release", removal_sentence("pinned", place=stored.store))
-        store.remove(stored.reference)
+        code = "gone" if not names else "pinned" if PIN_NAME in names else "removed"
+        if code == "removed":
+            store.remove(stored.reference)
     except (UsageError, InputError, StoreError) as error:
         words = removal_sentence("unreachable", place=stored.store, problem=str(error))
-        return Removal("wait", words, wait_s=RETRY_S)
-    return Removal("release", removal_sentence("removed", place=stored.store))
+        return Removal(words, wait_s=RETRY_S)
+    return Removal(removal_sentence(code, place=stored.store))
 
 
 FINALIZER = f"{GROUP}/trace"
@@ -63,7 +61,6 @@ _PREFIX = f"operator.{GROUP}"
 _SETTLE_S = 0.2
 """Pause before a namespace is reconciled, to collect bursts of events."""
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-_MAX_CHARS = 300
 _AT_ONCE = 8
 """Namespaces and jobs reconciled at the same time."""
 JOBS = "Job"
@@ -120,11 +117,15 @@ class Reconciler:
     def _try(self, kind: str, name: str) -> float | None:
         """Reconcile one item; return seconds until the next check (0: none), or log a failure and return None."""
         try:
-            if kind == JOBS:
-                return (self.controllers.reconcile(JobRef.of_id(name)) or 0.0) if self.controllers is not None else 0.0
-            if kind == REPORTS.kind:
-                return self.controllers.remove_outdated(name) if self.controllers is not None else 0.0
-            found = self._policies(name) if kind == POLICIES.kind else self._captures(name)
+            if self.controllers is not None and kind == JOBS:
+                return self.controllers.reconcile(JobRef.of_id(name)) or 0.0
+            if self.controllers is not None and kind == REPORTS.kind:
+                return self.controllers.remove_outdated(name)
+            if kind == CAPTURES.kind:
+                found = self._captures(name)
+            else:
+                policies = policy_states(self._objects.list(POLICIES, name), time.time())
+                found = [(POLICIES, each.body, each.status.plain()) for each in policies if each.changed]
         except ClusterError as error:
             if not (isinstance(error, AnsweredError) and error.status == client.STALE):
                 _log.warning("%s in %s: %s", kind, name, error)
@@ -135,10 +136,6 @@ class Reconciler:
             return None
         written = [self._write(*entry) for entry in found]
         return 0.0 if all(written) else None
-
-    def _policies(self, namespace: str) -> list[tuple[Kind, Body, dict[str, Any]]]:
-        found = policy_states(self._objects.list(POLICIES, namespace), time.time())
-        return [(POLICIES, entry.body, entry.status.plain()) for entry in found if entry.changed]
 
     def _captures(self, namespace: str) -> list[tuple[Kind, Body, dict[str, Any]]]:
         found = self._objects.list(CAPTURES, namespace)
@@ -242,7 +239,7 @@ def _delete(objects: ClusterObjects, stores: Collection[str], body: dict[str, An
     done = remove_trace(body, stores, time.time())
     name = f"{body['metadata']['namespace']}/{body['metadata']['name']}"
     _log.info("TraceCapture %s is being deleted: %s", name, done.words)
-    if done.action == "wait":
+    if done.wait_s:
         with contextlib.suppress(ClusterError):
             put_condition(objects, CAPTURES, body, Now("Removed", "False", "Waiting", done.words))
         raise kopf.TemporaryError(done.words, delay=min(done.wait_s, RETRY_S))
@@ -300,8 +297,8 @@ def run(
     except kopf.LoginError as error:
         raise ClusterError("the operator has stopped: the cluster rejected its credentials") from error
     except Exception as error:  # kopf's own are private; any is reported in one line, and the caller restarts
-        problem = " ".join(str(error.args[0] if error.args else error).split())
-        raise ClusterError(f"the operator has stopped: {problem[:_MAX_CHARS]}") from error
+        problem = short(str(error.args[0] if error.args else error))
+        raise ClusterError(f"the operator has stopped: {problem}") from error
     finally:
         if leader is not None:
             leader.release()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import yaml
 from pydantic import ValidationError
@@ -196,15 +196,12 @@ def _stored(known: KnownCapture) -> objects.StoredTrace | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """What to do with the trace of an object that is being deleted.
+class Removal(NamedTuple):
+    """The trace to delete of an object that is being deleted, or else why there is none.
 
-    ``remove`` it from ``stored``; ``release`` the object, since there is nothing to remove; or ``wait`` up to
-    ``wait_s``, since a trace may still come.
+    If ``wait_s`` is not 0, a trace may still come: the object stays, for at most that time.
     """
 
-    action: Literal["remove", "release", "wait"]
     words: str
     stored: objects.StoredTrace | None = None
     wait_s: float = 0.0
@@ -221,17 +218,17 @@ def removal(body: Body, now_s: float) -> Removal:
         try:
             stored = objects.StoredTrace.model_validate(status["stored"])
         except ValidationError as error:
-            return Removal("wait", removal_sentence("unreadable", problem=first_problem(error)), wait_s=STORING_S)
-        return Removal("remove", removal_sentence("stored", place=stored.store), stored)
+            return Removal(removal_sentence("unreadable", problem=first_problem(error)), wait_s=STORING_S)
+        return Removal(removal_sentence("stored", place=stored.store), stored)
     if status.get("state") not in ("accepted", "armed", "running"):
-        return Removal("release", removal_sentence("nothing"))
+        return Removal(removal_sentence("nothing"))
     spec, _ = capture_of(dict(body))
     box_s = objects.TraceCaptureSpec.model_fields["max_seconds"].default if spec is None else spec.max_seconds
     deleted = datetime.fromisoformat(str(body["metadata"]["deletionTimestamp"]).replace("Z", "+00:00"))
     wait_s = deleted.timestamp() + float(box_s) + STORING_S - now_s
     if wait_s > 0:
-        return Removal("wait", removal_sentence("running", wait_s=wait_s), wait_s=wait_s)
-    return Removal("release", removal_sentence("unfinished"))
+        return Removal(removal_sentence("running", wait_s=wait_s), wait_s=wait_s)
+    return Removal(removal_sentence("unfinished"))
 
 
 MAX_NODES = 4

@@ -12,7 +12,7 @@ import yaml
 from k8s.make_crds import definition
 from sftriage.kube.controllers import ControllerSettings, wanted
 from sftriage.kube.diagnosis import Certificate, Snapshot, diagnose
-from sftriage.kube.injecting import InjectionSettings, applied, injection
+from sftriage.kube.injecting import InjectionSettings, injection
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.kube.objects import KINDS
 from sftriage.words.verdicts import clock
@@ -113,7 +113,7 @@ def texts() -> Iterator[str]:
     first: list[str] = []
     for name, row in GIVEN["pods"].items():
         body, found = injected(**copy.deepcopy(row))
-        added = [one for one in flat(applied(body, found.patch)) if one not in flat(body)]
+        added = [one for one in flat(found.pod) if one not in flat(body)]
         yield from (f"# A pod: {name}", *(f"! {one}" for one in found.warnings), *differences(first, added))
         first = first or added
     first = []

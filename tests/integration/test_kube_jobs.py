@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sftriage.kube.injecting import InjectionSettings, applied, injection
+from sftriage.kube.injecting import InjectionSettings, injection
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.policy.in_force import find
 from sftriage.policy.parsing import parse
@@ -62,7 +62,7 @@ class TrainingJob:
         if injected:
             found = job_of(pod)
             assert found == self.ref
-            pod = applied(pod, injection(pod, found, settings, (1, 30)).patch)
+            pod = injection(pod, found, settings, (1, 30)).pod
         self.pod = pod
         # (a server before 1.28 does not know native sidecars, which is nothing here)
         where = ("-n", self.ref.namespace)

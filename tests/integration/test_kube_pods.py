@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sftriage.kube.injecting import InjectionSettings, applied, injection
+from sftriage.kube.injecting import InjectionSettings, injection
 from sftriage.kube.jobs import job_of
 from tests.integration.kube import ANY, K8S, SYSTEM, Laptop, Operators, OwnCluster, stored_trace
 from tests.integration.kube import captured as with_trace
@@ -149,7 +149,7 @@ def trainer(number: int, namespace: str, labels: Mapping[str, str], variables: M
 def injected(body: dict[str, Any]) -> dict[str, Any]:
     found = job_of(body)
     assert found is not None
-    done = applied(body, injection(body, found, SETTINGS, VERSION).patch)
+    done = injection(body, found, SETTINGS, VERSION).pod
     assert injection(done, found, SETTINGS, VERSION).patch == ()
     return done
 

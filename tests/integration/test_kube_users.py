@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.fleet.hub import AGENTS_FILE
-from sftriage.kube.injecting import POD_UID, InjectionSettings, applied, injection, pod_parts
+from sftriage.kube.injecting import POD_UID, InjectionSettings, injection, pod_parts
 from sftriage.kube.jobs import JobRef
 from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.traces.manifest import Manifest
@@ -62,7 +62,7 @@ def captured(folder: Path, user: int, annotations: dict[str, str], *options: str
         "securityContext": {"runAsUser": user, "runAsGroup": user},
     }
     body["spec"]["volumes"] = [{"name": "work", "hostPath": {"path": str(work)}}]
-    body = applied(body, injection(body, JOB, settings, (1, 31)).patch)
+    body = injection(body, JOB, settings, (1, 31)).pod
     objects = Objects(
         images={OURS: Image(("sftriage",), user=POD_UID)},
         secrets={settings.nats_secret: {AGENTS_FILE: secret.read_bytes()}},

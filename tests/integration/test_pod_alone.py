@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sftriage.kube.injecting import InjectionSettings, applied, injection
+from sftriage.kube.injecting import InjectionSettings, injection
 from sftriage.kube.jobs import HUB_KEY, job_of
 from tests.integration.pods import Image, Objects, Pod, missing, running
 from tests.integration.processes import JOBS
@@ -31,7 +31,7 @@ def injected(command: list[str], annotations: dict[str, str] | None = None, **sp
     body["metadata"]["namespace"] = "ml"
     found = job_of(body)
     assert found is not None
-    return applied(body, injection(body, found, OURS, (1, 31)).patch)
+    return injection(body, found, OURS, (1, 31)).pod
 
 
 def name_of(body: dict[str, Any]) -> str:

@@ -28,6 +28,7 @@ def pod(name="pretraining-0", *, annotations=INJECTED, labels=LABELS, phase="Run
     return {"metadata": about, "spec": {"containers": []}, "status": {"phase": phase}}
 
 
+POD = ("ml", "pretraining-0")
 SEEN = {
     "injected": (pod(), PodState("pretraining-0", JOB, True, True)),
     "missed": (pod(annotations={}), PodState("pretraining-0", JOB, False, True)),
@@ -54,10 +55,9 @@ STANDS = {
 @pytest.mark.parametrize("case", STANDS.values(), ids=STANDS)
 def test_the_injected_condition_of_a_job(case):
     injected, watched, told = case
-    pods = {("labelled", f"p-{n}"): PodState(f"p-{n}", JOB, one, True) for n, one in enumerate(injected)}
-    # (two watches see the same pod; one that has ended does not count)
-    pods |= {("injected", name): one for (_, name), one in pods.items()}
-    found = controllers.JobPods.of({**pods, ("labelled", "p-9"): PodState("p-9", JOB, False, False)})
+    pods = [PodState(f"p-{n}", JOB, one, True) for n, one in enumerate(injected)]
+    # (two watches have the same pod; one that has ended does not count)
+    found = controllers.JobPods.of([*pods, *pods, PodState("p-9", JOB, False, False)])
     now = found.condition()
     assert (found.count, found.watched, f"{now.status} {now.reason}") == (2, watched, told)
 
@@ -91,17 +91,17 @@ def looked():
         found.begin()
         made.append((server, found))
         assert told.wait(20.0)
-        assert all(one.listed.wait(20.0) for one in found._watches)
+        assert all(one.listed.wait(20.0) for one in found.watches)
         assert found.reconcile(JOB) is None
         return found, server, clock
 
     yield look
     for server, found in made:
         # (a watch that is only let go of lists and watches anew, as fast as it can)
-        for one in found._watches:
+        for one in found.watches:
             one.end()
         server.ended.set()
-        for one in found._watches:
+        for one in found.watches:
             assert one.end(20.0)
 
 
@@ -117,16 +117,17 @@ def test_a_controller_exists_while_pods_do_and_for_the_grace_period(looked):
     ]
     # WHEN its Deployment is seen, and its pods are gone THEN it stays for a while
     (deployment,) = (body for body in server.kept.values() if body["kind"] == "Deployment")
-    found._deployment(None, controllers.Deployed.of(deployment))
-    found._pod("labelled", PodState.of(pod()), None)
-    found._pod("injected", PodState.of(pod()), None)
+    labelled, injected, deployments, _ = found.watches
+    deployments._put(deployment)
+    labelled._drop(POD)
+    injected._drop(POD)
     assert found.reconcile(JOB) == 60.0
     clock[0] = 59.0
     assert found.reconcile(JOB) == 1.0
     # WHEN pods come back in time THEN it counts anew
-    found._pod("injected", None, PodState.of(pod()))
+    injected._put(pod())
     assert found.reconcile(JOB) is None
-    found._pod("injected", PodState.of(pod()), None)
+    injected._drop(POD)
     clock[0] = 100.0
     assert found.reconcile(JOB) == 60.0
 

@@ -68,7 +68,7 @@ def test_a_pod_of_any_job_is_injected_once(body):
     once = injection(body, found, SETTINGS, NEW)
     assert once.warnings == ()
     assert {operation["op"] for operation in once.patch} == {"add"}
-    out = injecting.applied(body, once.patch)
+    out = once.pod
     assert out == jsonpatch.apply_patch(body, list(once.patch))
     assert job_of(out, "ml") == found
     assert injection(out, found, SETTINGS, NEW) == Injection()
@@ -80,9 +80,9 @@ def test_a_pod_of_any_job_is_injected_once(body):
 
 
 def test_a_container_added_by_another_webhook_is_injected_too():
-    out = injecting.applied(pod(), injection(pod(), JOB, SETTINGS, NEW).patch)
+    out = injection(pod(), JOB, SETTINGS, NEW).pod
     out["spec"]["containers"].append({"name": "late"})
-    again = injecting.applied(out, injection(out, JOB, SETTINGS, NEW).patch)
+    again = injection(out, JOB, SETTINGS, NEW).pod
     assert {"name": "PYTHONPATH", "value": SITE} in again["spec"]["containers"][1]["env"]
     assert [one["name"] for one in again["spec"]["initContainers"]] == ["sftriage-carry", "sftriage-agent"]
 
@@ -143,7 +143,7 @@ def test_injection_only_adds_and_is_idempotent(body):
     found = injection(body, JOB, SETTINGS, NEW)
     assert body == before
     assert all(operation["op"] == "add" for operation in found.patch)
-    out = injecting.applied(body, found.patch)
+    out = found.pod or body
     assert out == jsonpatch.apply_patch(body, list(found.patch))
     assert kept(body, out)
     again = injection(out, JOB, SETTINGS, NEW)

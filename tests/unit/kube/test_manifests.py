@@ -22,7 +22,7 @@ from k8s.make_chart import CHART, schema, written
 from k8s.make_crds import DEFINITIONS, definition, structural
 from k8s.make_crds import written as definitions_written
 from sftriage.kube.controllers import ControllerSettings, secret, wanted
-from sftriage.kube.injecting import InjectionSettings, applied, injected, injection
+from sftriage.kube.injecting import InjectionSettings, injected, injection
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.kube.objects import KINDS
 from tests import needs
@@ -69,7 +69,7 @@ def test_an_injected_pod_of_any_job_is_valid(body, user):
     assert found is not None
     if user is not None:
         body = {**body, "spec": {**body["spec"], "securityContext": {"runAsUser": user}}}
-    out = applied(body, injection(body, found, SETTINGS, (1, 29)).patch)
+    out = injection(body, found, SETTINGS, (1, 29)).pod
     assert injection(out, found, SETTINGS, (1, 29)).patch == ()
     validate(out)
 

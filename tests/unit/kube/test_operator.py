@@ -115,7 +115,7 @@ def files(store: RemoteStore) -> list[Path]:
 def removal_of(traces: RemoteStore, *stores: str, reference: str = REFERENCE, **how: Any) -> tuple[str, str, float]:
     """What becomes of a deleted capture, as the operator with these stores decides; {place} stands for the trace's."""
     found = remove_trace(deleted(traces.place, reference), stores, NOW_S, **how)
-    return found.action, found.words.replace(traces.place, "{place}"), found.wait_s
+    return "wait" if found.wait_s else "release", found.words.replace(traces.place, "{place}"), found.wait_s
 
 
 def test_a_trace_is_deleted_completely_and_only_once(traces):

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import jsonpatch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from starlette.testclient import TestClient
 
 import sftriage.kube.webhook as serving
 from sftriage.errors import InputError
-from sftriage.kube.injecting import InjectionSettings, applied
+from sftriage.kube.injecting import InjectionSettings
 from sftriage.kube.webhook import (
     WebhookServer,
     answer,
@@ -53,7 +54,7 @@ def told(asked: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
 def test_a_new_pod_is_injected_for_its_namespace():
     patch, warnings = told(review(pod(JOB)))
     assert warnings == []
-    assert applied(pod(JOB), patch)["metadata"]["annotations"]["sftriage.dev/job-id"] == "ml/job/resnet"
+    assert jsonpatch.apply_patch(pod(JOB), patch)["metadata"]["annotations"]["sftriage.dev/job-id"] == "ml/job/resnet"
 
 
 def unlabelled(**labels: str) -> dict[str, Any]:
