@@ -6,7 +6,6 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,8 +21,6 @@ from sftriage.words.decisions import caused, cost_sentence
 from sftriage.words.verdicts import milliseconds, place, size, some_ranks, span, verdict_sentence
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from sftriage.demo.outcome import DemoOutcome
 
 
@@ -90,7 +87,7 @@ def demo(
     if as_json:
         print_json(outcome.values())
     else:
-        (print_hang if hangs else print_outcome)(outcome, results())
+        (_print_hang if hangs else _print_outcome)(outcome)
 
 
 def _faults(causes: list[str] | None, delays: list[str] | None, ranks: int) -> list[Fault]:
@@ -126,68 +123,60 @@ _FOUND = {
 }
 
 
-def print_outcome(outcome: DemoOutcome, console: Console) -> None:
+def _print_outcome(outcome: DemoOutcome) -> None:
     """Print the verdict, the captures with the commands that show them, and whether the fault was found."""
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True)
-
     run = f"--run {place(outcome.directory.path)}"
     verdict = outcome.verdict_shown()
     if verdict is None:
-        say("The run was too short for a window, so there is no verdict. Use more --steps.")
+        write("The run was too short for a window, so there is no verdict. Use more --steps.")
         return
-    console.rule("what happened")
-    say(verdict_sentence(verdict))
-    console.print(frontier_table(verdict))
+    results().rule("what happened")
+    write(verdict_sentence(verdict))
+    results().print(frontier_table(verdict))
     for manifest in outcome.manifests:
         trigger, capture, trace = manifest.trigger, manifest.capture, manifest.artefacts[0]
         steps = span(capture.first_step, capture.last_step)
         beside = ", for comparison" if capture.role == "control" else ""
-        say(f"Captured    rank {capture.rank}{beside}, {steps}, {size(trace.size_bytes)}")
-        say(
+        write(
+            f"Captured    rank {capture.rank}{beside}, {steps}, {size(trace.size_bytes)}",
             f"Because of  window {trigger.window.first_step} to {trigger.window.last_step}: "
             f"{trigger.stage or 'all local stages'} of {some_ranks(trigger.ranks)}, "
-            f"rule {trigger.rule} of policy {trigger.policy}"
+            f"rule {trigger.rule} of policy {trigger.policy}",
         )
         if (cost := manifest.cost) is not None:
             sentence = cost_sentence(cost.cost_s, cost.before_s, cost.first_step, cost.last_step, cost.captures)
-            say(f"Cost        {sentence}")
-        say(f"Manifest    {place(outcome.directory.path / 'captures' / manifest.capture_id / 'manifest.json')}")
-        say(f"Fetch it    sftriage traces get {manifest.capture_id} {run}")
-        say(f"Open it     sftriage traces open {manifest.capture_id} {run}")
-    for result in outcome.failures:
-        say(f"No trace    of rank {result.rank}: {result.state}, {result.detail}")
+            write(f"Cost        {sentence}")
+        write(
+            f"Manifest    {place(outcome.directory.path / 'captures' / manifest.capture_id / 'manifest.json')}",
+            f"Fetch it    sftriage traces get {manifest.capture_id} {run}",
+            f"Open it     sftriage traces open {manifest.capture_id} {run}",
+        )
+    write(*(f"No trace    of rank {each.rank}: {each.state}, {each.detail}" for each in outcome.failures))
     if not outcome.manifests and not outcome.failures:
-        say(f"No capture was started. For the reasons, run: sftriage decisions {run}")
+        write(f"No capture was started. For the reasons, run: sftriage decisions {run}")
     times = [f"{_PARTS[name]} {milliseconds(s)}" for name, s in outcome.step_time_s.items() if s is not None]
-    say(f"Step time   median {', '.join(times)}")
-    _say_fault(outcome, say, *(f"Why         {caused(cause)}" for _, cause in outcome.causes()))
+    write(f"Step time   median {', '.join(times)}")
+    _print_fault(outcome, *(f"Why         {caused(cause)}" for _, cause in outcome.causes()))
 
 
-def print_hang(outcome: DemoOutcome, console: Console) -> None:
+def _print_hang(outcome: DemoOutcome) -> None:
     """Print the stall, why the job hangs and what to do, and whether the fault was found."""
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True)
-
-    console.rule("what happened")
+    results().rule("what happened")
     if outcome.stall is None:
-        say("No stall was reported. Use more --steps: a hang needs some steps before it to compare with.")
+        write("No stall was reported. Use more --steps: a hang needs some steps before it to compare with.")
     else:
-        say(verdict_sentence(outcome.stall))
+        write(verdict_sentence(outcome.stall))
     why = []
     if (cause := outcome.hang_cause) is not None:
-        say(f"Show it     sftriage traces show {cause.capture_id} --run {place(outcome.directory.path)}")
-        say(f"Next step   {cause.next_step}")
+        write(f"Show it     sftriage traces show {cause.capture_id} --run {place(outcome.directory.path)}")
+        write(f"Next step   {cause.next_step}")
         why.append(f"Why         {caused(cause)}")
-    _say_fault(outcome, say, *why)
+    _print_fault(outcome, *why)
 
 
-def _say_fault(outcome: DemoOutcome, say: Callable[[str], None], *why: str) -> None:
+def _print_fault(outcome: DemoOutcome, *why: str) -> None:
     """Print the injected fault, why sftriage says the job is slow or hangs, and whether that is right."""
     injected = "; ".join(f"{fault} ({fault.cause.says})" for fault in outcome.faults) or "none"
-    for line in (f"Injected    {injected}", *why):
-        say(line)
+    write(f"Injected    {injected}", *why)
     if (found := outcome.found) is not None:
-        say(f"Result      {_FOUND[found]}")
+        write(f"Result      {_FOUND[found]}")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import typer
-from rich.text import Text
 
 from sftriage.agent.gpus import DEADLINE_S, Gpu, gather, in_use_fraction
 from sftriage.commands.options import JsonOption, RunOption, argument, option
-from sftriage.commands.output import bare_table, print_json, results, say, table, write
+from sftriage.commands.output import bare_table, print_findings, print_json, results, say, table, write
 from sftriage.runs.directory import find_run
 from sftriage.runs.liveness import running_ranks
 from sftriage.runtime.doctor import JobFound, examine, try_job
 from sftriage.words.verdicts import counted
-
-_STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
 
 
 def doctor(
@@ -45,7 +42,7 @@ def doctor(
     if as_json:
         print_json(findings)
     else:
-        results().print(bare_table((row.what, Text(row.state, _STYLES[row.state]), row.detail) for row in findings))
+        print_findings((row.what, row.state, row.detail, "") for row in findings)
     if any(row.what == "rings" and row.state == "missing" for row in findings):
         raise typer.Exit(1)
 

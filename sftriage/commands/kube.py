@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from sftriage.commands.capture import INTERRUPTED
 from sftriage.commands.cluster import connected, within
 from sftriage.commands.options import ContextOption, JsonOption, NamespaceOption, argument, option
-from sftriage.commands.output import bare_table, lists, notices, print_json, results, say, table, write
+from sftriage.commands.output import lists, notices, print_findings, print_json, say, table, write
 from sftriage.errors import CaptureError, UsageError
 from sftriage.kube import listing
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects
-from sftriage.kube.diagnosis import Finding, diagnose, gather
+from sftriage.kube.diagnosis import diagnose, gather
 from sftriage.kube.injecting import read_settings
 from sftriage.kube.objects import CAPTURES, KINDS, POLICIES, REPORTS, Body, capture_of, condition
 from sftriage.kube.statuses import STORING_S
@@ -221,10 +220,9 @@ def capture(
     delete the object to cancel the capture. Exits with 1 if there is no trace.
     """
     objects, namespace = connected(namespace, context)
-    options: dict[str, Any] = {"profiler": profiler, "steps": steps, "warmup_steps": warmup_steps}
-    options |= {"max_seconds": max_seconds, "max_bytes": max_bytes}
-    spec = {"job": _job_name(objects, namespace, job), "rank": rank, "reason": reason}
-    spec |= {word: value for word, value in options.items() if value is not None}
+    spec = {"job": _job_name(objects, namespace, job), "rank": rank, "reason": reason, "profiler": profiler}
+    spec |= {"steps": steps, "warmup_steps": warmup_steps, "max_seconds": max_seconds, "max_bytes": max_bytes}
+    spec = {word: value for word, value in spec.items() if value is not None}
     body: dict[str, Any] = {"metadata": {"generateName": "look-"}, "spec": spec}
     request, wrong = capture_of(body)
     if request is None:
@@ -287,9 +285,6 @@ def _ended(
         time.sleep(POLL_S)
 
 
-_STYLES = {"ok": "green", "wrong": "red", "unknown": "yellow"}
-
-
 def doctor(
     namespace: NamespaceOption = None,
     operator_namespace: str | None = option(
@@ -309,11 +304,6 @@ def doctor(
     if as_json:
         print_json(findings)
     else:
-        results().print(bare_table(map(_finding_cells, findings)))
+        print_findings((each.code, each.state, clean(each.says), clean(each.do)) for each in findings)
     if any(finding.state == "wrong" for finding in findings):
         raise typer.Exit(1)
-
-
-def _finding_cells(finding: Finding) -> tuple[str, Text, Text]:
-    do = ("\n", ("do:", "bold"), f" {clean(finding.do)}") if finding.do else ()
-    return finding.code, Text(finding.state, _STYLES[finding.state]), Text.assemble(clean(finding.says), *do)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from sftriage.commands.cli import ReaderGone
 from sftriage.model.windows import plain
@@ -91,6 +92,18 @@ def table(titles: Sequence[str], rows: Iterable[Iterable[Any]], right: Sequence[
 def bare_table(rows: Iterable[Iterable[Any]]) -> Table:
     """A table without titles and lines."""
     return table((), rows, box=None, show_header=False, padding=(0, 2, 0, 0))
+
+
+_STYLES = {"ok": "green", "limited": "yellow", "unknown": "yellow", "missing": "red", "wrong": "red"}
+
+
+def print_findings(rows: Iterable[tuple[str, str, str, str]]) -> None:
+    """Print the results of checks: of each its name, its state in a color, the detail, and what to do ("": nothing)."""
+    cells = (
+        (name, Text(state, _STYLES[state]), Text.assemble(detail, *(("\n", ("do:", "bold"), f" {do}") if do else ())))
+        for name, state, detail, do in rows
+    )
+    results().print(bare_table(cells))
 
 
 def print_json(value: Any) -> None:

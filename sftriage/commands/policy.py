@@ -7,7 +7,7 @@ import json
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
@@ -21,7 +21,7 @@ from sftriage.errors import InputError, UsageError
 from sftriage.model.events import WindowJudged
 from sftriage.model.verdicts import Verdict
 from sftriage.policy.in_force import PolicySet, find, load, load_set, shipped
-from sftriage.policy.parsing import LoadedPolicy, PolicyError
+from sftriage.policy.parsing import PolicyError, Problem
 from sftriage.policy.schema import TriagePolicy
 from sftriage.reports.texts import ReplayReport
 from sftriage.runs.directory import RunDirectory, read_info
@@ -33,10 +33,19 @@ Files = Annotated[list[str], argument("POLICY", "Policy files, or names of shipp
 
 def validate(files: Files, as_json: JsonOption = False) -> None:
     """Check policies; print every mistake with its file, line, column and field."""
-    outcomes = list(map(_checked, files))
-    mistakes = [str(outcome) for outcome in outcomes if not isinstance(outcome, LoadedPolicy)]
+    checked, mistakes = [], []
+    for name in files:
+        try:
+            loaded = load(find(name))
+            about = {"valid": True, "policy": loaded.policy.metadata.name, "sha256": loaded.sha256, "problems": []}
+        except (PolicyError, UsageError) as error:
+            problems = error.problems if isinstance(error, PolicyError) else [Problem(0, 0, "", str(error))]
+            words = (("line", "line"), ("column", "column"), ("field", "path"), ("message", "message"))
+            about = {"valid": False, "problems": [{to: getattr(each, of) for to, of in words} for each in problems]}
+            mistakes.append(str(error))
+        checked.append({"file": name, **about})
     if as_json:
-        print_json(list(map(_plain_check, files, outcomes)))
+        print_json(checked)
     elif mistakes:
         tell(*mistakes)
     else:
@@ -100,26 +109,6 @@ def try_out(
         print_json(report.values())
     else:
         sys.stdout.write(text)
-
-
-def _checked(name: str) -> LoadedPolicy | PolicyError | UsageError:
-    try:
-        return load(find(name))
-    except (PolicyError, UsageError) as error:
-        return error
-
-
-def _plain_check(name: str, outcome: LoadedPolicy | PolicyError | UsageError) -> dict[str, Any]:
-    if isinstance(outcome, LoadedPolicy):
-        policy = outcome.policy.metadata.name
-        return {"file": name, "valid": True, "policy": policy, "sha256": outcome.sha256, "problems": []}
-    problems = [{"line": 0, "column": 0, "field": "", "message": str(outcome)}]
-    if isinstance(outcome, PolicyError):
-        problems = [
-            {"line": each.line, "column": each.column, "field": each.path, "message": each.message}
-            for each in outcome.problems
-        ]
-    return {"file": name, "valid": False, "problems": problems}
 
 
 def _difference(expect: Path, text: str) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.table import Table
 
 from sftriage.commands.options import CapturesChoice, ClusterChoice, JsonOption, RunOption, argument, option, parsed
 from sftriage.commands.output import (
@@ -43,10 +42,10 @@ from sftriage.runs.directory import find_run, read_info
 from sftriage.runtime import catalogues
 from sftriage.runtime.catalogues import CatalogueCaptures, own_catalogue, whole_store
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
-from sftriage.traces.manifest import Manifest, manifest_schema
+from sftriage.traces.manifest import manifest_schema
 from sftriage.traces.remote import catalogue_url
 from sftriage.traces.retention import RetentionLimits, outlook, remove
-from sftriage.traces.store import LocalStore, Store, StoreCondition
+from sftriage.traces.store import LocalStore
 from sftriage.words.decisions import caused
 from sftriage.words.verdicts import counted, place, size, span
 
@@ -126,14 +125,9 @@ def list_traces(
     if as_json:
         print_json(described(rows, states, captures.run if choice.store is None else None))
     elif rows:
-        _print_table(rows, conditions)
+        lists().print(captures_table(rows, conditions, lists().width))
     else:
         tell(_why_empty(captures, query))
-
-
-def _print_table(rows: Sequence[CaptureRow], conditions: Sequence[StoreCondition | None]) -> None:
-    console = lists()
-    console.print(captures_table(rows, conditions, console.width))
 
 
 def _found(captures: CatalogueCaptures, query: CaptureQuery) -> tuple[list[CaptureRow], list[StoredState]]:
@@ -202,7 +196,7 @@ def traces_for_step(
         found = f"{shown[0].capture_id} ({where}) shows its fault{cause}"
         tell(f"No capture of step {step}; {found if fault else f'the nearest is {shown[0].capture_id}, {where}'}.")
     if matching or fault is not None:
-        _print_table(shown, conditions)
+        lists().print(captures_table(shown, conditions, lists().width))
     if about:
         lists().print(decisions_table(decisions.unlike(about)))
     elif run is not None:
@@ -217,14 +211,20 @@ def show_trace(capture_id: CaptureArgument, *, choice: CapturesChoice, as_json: 
     store, reference = captures.resolve(capture_id)
     manifest, condition = store.look(reference)
     upload = upload_of(captures.run if choice.store is None else None, manifest.capture_id)
-    hang: tuple[Any, Table] | None = None
+    hang = None
     if manifest.of_hang:
+        # (imported here: no other capture needs these)
+        from msgspec import to_builtins
+
+        from sftriage.reports.watch_lines import clean
+        from sftriage.runs.hangs import HEADINGS, hang_rows, read_hang
+
         # (if it is damaged, the state says so)
         with suppress(SftriageError):
-            hang = hang_tables(store, manifest)
+            hang = read_hang(store, manifest)
     if as_json:
         more = {"upload": upload_values(upload), "cause": cause_values(manifest)}
-        more |= {"hang": None if hang is None else hang[0]} if manifest.of_hang else {}
+        more |= {"hang": None if hang is None else to_builtins(hang)} if manifest.of_hang else {}
         print_json({**manifest.model_dump(mode="json"), **condition_values(condition), **more})
         return
     state = [] if condition.whole else [f"state       {condition.state}: {condition.problem}"]
@@ -232,22 +232,10 @@ def show_trace(capture_id: CaptureArgument, *, choice: CapturesChoice, as_json: 
     if hang is not None:
         cause = manifest.cause
         write(*(() if cause is None else (caused(cause), cause.next_step)))
-        lists().print(hang[1])
+        lists().print(table(HEADINGS, (map(clean, row.cells) for row in hang_rows(hang))))
     # (the cause of a hang is above its table)
     facts = [line for line in manifest_lines(manifest) if hang is None or not line.startswith("found ")]
     write(*facts, *state, *elsewhere)
-
-
-def hang_tables(store: Store, manifest: Manifest) -> tuple[Any, Table]:
-    """The evidence of a hang, ready for JSON, and the table of where each rank is; InputError if it cannot be read."""
-    # (imported here: no other capture needs these)
-    from msgspec import to_builtins
-
-    from sftriage.reports.watch_lines import clean
-    from sftriage.runs.hangs import HEADINGS, hang_rows, read_hang
-
-    hang = read_hang(store, manifest)
-    return to_builtins(hang), table(HEADINGS, (map(clean, row.cells) for row in hang_rows(hang)))
 
 
 def show_schema() -> None:

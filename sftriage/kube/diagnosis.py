@@ -120,6 +120,7 @@ def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | 
     reader = _Reader(objects)
     hooks = reader.list("webhooks", path_of("admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations"))
     ours = [config for config in hooks if any(text(hook, "name").endswith(GROUP) for hook in items(config, "webhooks"))]
+    clients = [mapping(hook, "clientConfig") for config in ours for hook in items(config, "webhooks")]
     system, account, deployments = _installed(reader, system)
     policies, captures, reports = (
         reader.read(kind.plural, partial(objects.list, kind, namespace), []) for kind in KINDS
@@ -142,8 +143,8 @@ def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | 
         account=account,
         deployments=deployments,
         webhooks=ours,
-        serving=_serving(reader, ours),
-        certificate=_served(reader, ours, deployments),
+        serving=_serving(reader, clients),
+        certificate=_served(reader, clients, deployments),
         may=_may(reader, _MINE, namespace, None),
         operator_may=_may(reader, _OPERATOR, namespace, account),
         stores=_stores(captures),
@@ -187,9 +188,8 @@ def _may(reader: _Reader, rights: Iterable[str], namespace: str, user: str | Non
     return allowed
 
 
-def _serving(reader: _Reader, hooks: Sequence[Body]) -> int | None:
-    services = (mapping(hook, "clientConfig", "service") for config in hooks for hook in items(config, "webhooks"))
-    service = next(filter(None, services), None)
+def _serving(reader: _Reader, clients: Sequence[Body]) -> int | None:
+    service = next(filter(None, (mapping(client, "service") for client in clients)), None)
     if service is None:
         return None
     where = str(service.get("namespace")), str(service.get("name"))
@@ -199,8 +199,8 @@ def _serving(reader: _Reader, hooks: Sequence[Body]) -> int | None:
     return sum(len(list(items(subset, "addresses"))) for subset in items(found, "subsets"))
 
 
-def _served(reader: _Reader, hooks: Sequence[Body], deployments: Sequence[Body]) -> Certificate | None:
-    bundles = [mapping(hook, "clientConfig").get("caBundle") for config in hooks for hook in items(config, "webhooks")]
+def _served(reader: _Reader, clients: Sequence[Body], deployments: Sequence[Body]) -> Certificate | None:
+    bundles = [str(client["caBundle"]) for client in clients if client.get("caBundle")]
     for deployment in deployments:
         if labels_of(deployment)[PART_LABEL] == _OPERATORS:
             continue
@@ -211,7 +211,7 @@ def _served(reader: _Reader, hooks: Sequence[Body], deployments: Sequence[Body])
             secret = reader.get("certificate", path_of("v1", "secrets", deployment["metadata"]["namespace"], str(name)))
             if "tls.crt" in mapping(secret, "data"):
                 try:
-                    return certificate(str(name), secret["data"]["tls.crt"], map(str, filter(None, bundles)))
+                    return certificate(str(name), secret["data"]["tls.crt"], bundles)
                 except (ImportError, ValueError) as error:
                     reader.unread["certificate"] = f"{error}"
     return None

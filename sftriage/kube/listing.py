@@ -141,8 +141,7 @@ def stored_of(body: Body) -> StoredTrace:
     """
     status, name = status_of(body), body["metadata"]["name"]
     if "stored" not in status:
-        state = status.get("state", "requested")
-        detail = status.get("detail") or CAPTURE_STATES.get(state, "")
+        state, _, detail = progress_of(body)
         if state == "stored":
             detail = "Only the job's controller has it. Configure a store for the next ones."
         raise UsageError(f"{name} has no trace in a store: {state}. {detail}".strip())

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -101,26 +101,26 @@ VERSION_S, UNKNOWN_VERSION_S = 300.0, 5.0
 LEAVE_S = 5
 
 
-class Reloaded(Generic[Value]):
-    """A value read from files, and read again when they change. While that fails, the previous value stays.
+def reloaded(read: Callable[[], Value], *files: Path) -> Callable[[], Value]:
+    """Returns a value read from files, and read again when they change. While that fails, the previous value stays.
 
     Raises:
         InputError: it cannot be read at first.
     """
+    stamps, value = _stamps(files), read()
 
-    def __init__(self, read: Callable[[], Value], *files: Path) -> None:
-        self._read, self._files, self._stamps = read, files, _stamps(files)
-        self._value = read()
-
-    def __call__(self) -> Value:
-        if (stamps := _stamps(self._files)) not in ((), self._stamps):
-            self._stamps = stamps
+    def current() -> Value:
+        nonlocal stamps, value
+        if (found := _stamps(files)) not in ((), stamps):
+            stamps = found
             try:
-                self._value = self._read()
-                log.info("read the changed %s", self._files[0])
+                value = read()
+                log.info("read the changed %s", files[0])
             except InputError as error:
                 log.warning("%s; keeping the previous state", error)
-        return self._value
+        return value
+
+    return current
 
 
 def _stamps(files: Iterable[Path]) -> tuple[tuple[int, int, int], ...]:
@@ -132,7 +132,7 @@ def _stamps(files: Iterable[Path]) -> tuple[tuple[int, int, int], ...]:
 
 def kept_settings(path: Path | None) -> Callable[[], InjectionSettings]:
     """Returns the settings in a file as they are now; without a file, the defaults."""
-    return InjectionSettings if path is None else Reloaded(partial(read_settings, path), path)
+    return InjectionSettings if path is None else reloaded(partial(read_settings, path), path)
 
 
 def rotating(folder: Path) -> ssl.SSLContext:
@@ -141,7 +141,7 @@ def rotating(folder: Path) -> ssl.SSLContext:
     Raises:
         InputError: there is none that is usable.
     """
-    newest = Reloaded(partial(_context, folder), folder / CERTIFICATE, folder / KEY)
+    newest = reloaded(partial(_context, folder), folder / CERTIFICATE, folder / KEY)
     first = newest()
 
     def begin(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _first: ssl.SSLContext) -> None:
