@@ -324,7 +324,7 @@ class Controllers:
             return []
         version, kind, name = job.owner
         try:
-            found = self._objects.request("GET", path_of(version, f"{kind.lower()}s", job.namespace, name))
+            found = self._objects.request("GET", path_of(version, plural_of(kind), job.namespace, name))
         except AnsweredError as error:
             if error.status not in (client.FORBIDDEN, client.NOT_FOUND):
                 raise

@@ -396,20 +396,17 @@ def news(before: Mapping[str, Any], now: Mapping[str, Any], job: JobRef) -> Iter
         reason = "".join(word.capitalize() for word in str(health).split("_"))
         yield ReportNews(reason, "Warning" if health in _TROUBLE else "Normal", str(now.get("summary") or health))
     remedy = now.get("remedy")
-    if isinstance(remedy, Mapping) and remedy != before.get("remedy"):
-        yield ReportNews(f"Remedy{str(remedy.get('state')).capitalize()}", "Normal", str(remedy.get("words")))
-    known = {capture["capture_id"]: capture["state"] for capture in _reported(before)}
+    if remedy is not None and remedy != before.get("remedy"):
+        yield ReportNews(f"Remedy{remedy['state'].capitalize()}", "Normal", remedy["words"])
+    known = {capture["capture_id"]: capture["state"] for capture in before.get("captures", ())}
+    captures = now.get("captures", ())
     for state, reason in (("stored", "CaptureStored"), ("failed", "CaptureFailed"), ("expired", "CaptureFailed")):
-        new = [capture for capture in _reported(now) if capture["state"] == state != known.get(capture["capture_id"])]
+        new = [capture for capture in captures if capture["state"] == state != known.get(capture["capture_id"])]
         if new:
             words = NEWS[state].format(count=len(new), capture_id=new[0]["capture_id"], rank=new[0]["rank"])
             fetch = job.fetch_command if state == "stored" else ""
             message = " ".join(filter(None, (words, new[0].get("cause"), fetch)))
             yield ReportNews(reason, "Normal" if state == "stored" else "Warning", message)
-
-
-def _reported(status: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return [each for each in status.get("captures") or () if isinstance(each, Mapping) and "capture_id" in each]
 
 
 def event_name(job: JobRef, reason: str) -> str:
@@ -420,7 +417,6 @@ def event_name(job: JobRef, reason: str) -> str:
 def event_body(job: JobRef, report: Body, change: ReportNews, before: Body, times: int, now_s: float) -> dict[str, Any]:
     """The event of a change that occurred ``times`` more; ``before`` is the event as the server has it, or empty."""
     about = {name: report["metadata"].get(name) for name in ("name", "namespace", "uid")}
-    count = before.get("count")
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -429,7 +425,7 @@ def event_body(job: JobRef, report: Body, change: ReportNews, before: Body, time
         "reason": change.reason,
         "type": change.kind,
         "message": change.message[:_MAX_MESSAGE],
-        "count": (count if isinstance(count, int) else 0) + times,
+        "count": before.get("count", 0) + times,
         "firstTimestamp": before.get("firstTimestamp") or clock(now_s),
         "lastTimestamp": clock(now_s),
         "source": {"component": "sftriage"},

@@ -113,7 +113,7 @@ def texts() -> Iterator[str]:
     first: list[str] = []
     for name, row in GIVEN["pods"].items():
         body, found = injected(**copy.deepcopy(row))
-        added = [one for one in flat(found.pod) if one not in flat(body)]
+        added = [one for one in flat(found.pod or body) if one not in flat(body)]
         yield from (f"# A pod: {name}", *(f"! {one}" for one in found.warnings), *differences(first, added))
         first = first or added
     first = []
