@@ -30,7 +30,8 @@ def operator(server, tmp_path, namespace) -> Iterator[Operators]:
 
 
 def policy(name: str, **spec: Any) -> dict[str, Any]:
-    return {**DEFAULT, "metadata": {"name": name}, "spec": {**DEFAULT["spec"], **spec}}
+    rules = DEFAULT["spec"]["rules"][:1]
+    return {**DEFAULT, "metadata": {"name": name}, "spec": {**DEFAULT["spec"], "rules": rules, **spec}}
 
 
 def standing(server: Cluster, namespace: str) -> dict[str, tuple[str, ...]]:
