@@ -18,7 +18,7 @@ def printable(text: str) -> str:
 
 
 def bounded(record: _Of) -> _Of:
-    """A record of dataclasses and tuples whose texts are printable; raises ValueError for a number out of bounds."""
+    """A record of other records, tuples and dicts with printable texts; raises ValueError for an invalid number."""
     value: Any = record
     if isinstance(value, str):
         value = printable(value)
@@ -35,6 +35,10 @@ def bounded(record: _Of) -> _Of:
         fields = {name: bounded(getattr(value, name)) for name in names}
         changed = {name: new for name, new in fields.items() if new is not getattr(value, name)}
         value = replace(value, **changed) if changed else value
+    elif isinstance(value, dict):
+        value = {bounded(name): bounded(item) for name, item in value.items()}
+    elif (names := getattr(type(value), "__struct_fields__", None)) is not None:
+        value = type(value)(*(bounded(getattr(value, name)) for name in names))
     found: _Of = value
     return found
 

@@ -276,8 +276,8 @@ class Supervised:
         # (to the kernel, the parent ends with this thread)
         self._keeper = start_thread(f"keeps-{self._name}", self._keep)
 
-    def terminate(self) -> None:
-        self._process.terminate()
+    def terminate(self, signum: int = signal.SIGTERM) -> None:
+        self._process.send_signal(signum)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until it has ended for good.

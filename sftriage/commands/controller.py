@@ -100,13 +100,16 @@ def _watch(
     watched: JobController, output: JobOutput, options: HubOptions, server: HubServer | None, notes: Notes
 ) -> None:
     with contextlib.closing(watched):
-        if not watched.watch(output.say, lambda: notes.last_signal):
+        to_its_end = watched.watch(output.say, lambda: notes.last_signal)
+        if not to_its_end:
             if server is not None and "SLURM_JOB_ID" in os.environ:
                 # (the job has ended, but not all hosts have reported it)
                 atexit.register(options.forget, server)
             again = shlex.join(["--run", place(watched.directory.path), *options.arguments()])
             output.say(f"stopped watching, the job continues; resume with: sftriage controller {again}")
-            raise typer.Exit(128 + signal.SIGINT)
+    if not to_its_end:
+        output.end()
+        raise typer.Exit(128 + signal.SIGINT)
     output.finish(watched)
 
 

@@ -221,4 +221,8 @@ class JobOutput:
                 self._uploads.finish(self.say, show, left_s)
         if self._indexing is not None:
             self._indexing.finish(self.say, left_s)
+        self.end()
+
+    def end(self) -> None:
+        """Print the last lines of a job that ended early, once."""
         self._reporter.end()

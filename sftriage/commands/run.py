@@ -213,6 +213,7 @@ def agent(
     # (a signal for the job, as before a preemption, does not end this process)
     notes = Notes()
     from sftriage.runtime.copies import Keeping
+    from sftriage.runtime.ends import JobEnds
     from sftriage.runtime.hosting import HURRY_S, LEAVE_S, AgentHost, host_directory, host_name, left_behind
     from sftriage.runtime.rings import tidy_rings
 
@@ -232,11 +233,13 @@ def agent(
         raise typer.Exit(128 + signal.SIGINT)
     name = name or host_name(os.environ)
     where = (directory or host_directory(options.job_id, name, os.environ)).absolute()
-    with contextlib.closing(AgentHost(rings, where, job, options.job_id, options.address, name, keeping)) as host:
+    about = rings, where, job, options.job_id, options.address, name, keeping
+    with contextlib.closing(JobEnds(rings)) as ends, contextlib.closing(AgentHost(*about)) as host:
         host.start()
         early = not host.watch(lambda: notes.last_signal is not None)
         # (a signal that ends the job ends its trainers at the same moment)
-        over = host.finish() if not early else host.left_within(GRACE_S) and host.finish(LEAVE_S + HURRY_S, logs=False)
+        if over := not early or host.left_within(GRACE_S):
+            over = host.finish(ends.of_host(), *(() if not early else (LEAVE_S + HURRY_S,)), logs=not early)
     if over:
         tidy_rings(rings)
     elif early:

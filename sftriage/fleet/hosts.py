@@ -26,7 +26,8 @@ from sftriage.base.loops import LogOnce
 from sftriage.fleet.incoming import AgentMessage
 from sftriage.fleet.wire import Incarnation, Shipment
 from sftriage.mitigate.switching import UNLIKE, Setting, SwitchStatus, whole_groups
-from sftriage.model.windows import JobStatus, ReadCounts
+from sftriage.model.ends import HostEnds, RankEnd
+from sftriage.model.windows import JobStatus, RankStatus, ReadCounts
 from sftriage.trainer.layout import RingInfo
 from sftriage.windows.rings import Rows, joined_statuses
 from sftriage.words.verdicts import counted
@@ -257,6 +258,7 @@ class Host:
     newest: Rows | None = None
     counts: ReadCounts = field(default_factory=ReadCounts)
     over: bool = False
+    ends: HostEnds | None = None
     silent: bool = False
     waiting: deque[AgentMessage] = field(default_factory=deque)
     # Cache, by start: the members among its rings, and the state on which they depend.
@@ -270,11 +272,11 @@ class Host:
         """Take all of a message but its rows; it was sent at ``sent_s`` on the hub's clock, and came at ``at_s``."""
         if shipment.process != self.process:
             # The agent restarted: it reads the rings again, or other rings, whose starts count anew.
-            self.newest, self.status, self._left, self.ahead_s = None, None, (), float("inf")
+            self.newest, self.status, self.ends, self._left, self.ahead_s = None, None, None, (), float("inf")
             self.counts = ReadCounts()
         self.heard_s, self.boot_id, self.process = at_s, shipment.boot_id, shipment.process
         self.rings_id = shipment.rings_id
-        self.over, self.silent = shipment.over, False
+        self.over, self.ends, self.silent = shipment.over, shipment.ends or self.ends, False
         # (the fastest message gives the best bound)
         ahead_s = self.ahead_s + (sent_s - self.sent_s) * CLOCK_DRIFT
         self.ahead_s, self.sent_s = min(sent_s - shipment.mono_ns / 1e9, ahead_s), sent_s
@@ -316,7 +318,7 @@ class Host:
     def takes_part(self) -> bool:
         """Whether it has ranks of the newest generation, or no ranks yet."""
         infos = {} if self.newest is None else self.newest.ranks
-        return not infos or self.generations.newest in map(self._generation_of, infos.values())
+        return not infos or self.generations.newest in map(self.generation_of, infos.values())
 
     @property
     def n_ranks(self) -> int:
@@ -333,7 +335,7 @@ class Host:
             return []
         infos = self.newest.ranks
         left: Iterable[int] = infos if self.silent or self.over else [rank for rank in self._left if rank in infos]
-        return [rank for rank in left if self._generation_of(infos[rank]) == self.generations.newest]
+        return [rank for rank in left if self.generation_of(infos[rank]) == self.generations.newest]
 
     def doing(self) -> JobStatus | None:
         """What its ranks of the newest generation are doing, by the newest status; None without such ranks."""
@@ -343,7 +345,7 @@ class Host:
         rings = self.rings.get(status.attempt, {})
         key = status.attempt, len(rings), self.boot_id, generations.changes
         if self._in_newest[0] != key:
-            in_newest = {rank for rank, info in rings.items() if self._generation_of(info) == generations.newest}
+            in_newest = {rank for rank, info in rings.items() if self.generation_of(info) == generations.newest}
             self._in_newest = key, in_newest
         here = [rank in self._in_newest[1] for rank in status.rank_R.tolist()]
         status = status if all(here) else status.only(np.array(here))
@@ -351,13 +353,40 @@ class Host:
             status = replace(status, attempt=generations.newest)
         return status if any(here) else None
 
-    def _generation_of(self, info: RingInfo) -> int | None:
+    def ended(self) -> HostEnds:
+        """How its ranks ended, by the hub's clock and in the job's generations; where unknown, what was last heard."""
+        ends, newest = self.ends, max(self.generations.newest, 0)
+        if ends is None:
+            job = self.doing()
+            ranks = () if job is None else tuple(_last_heard(rank, job, silent=self.silent) for rank in job.ranks)
+            return HostEnds(ranks)
+        # Starts that have no ring yet follow those that have.
+        known = {
+            start: generation
+            for start, infos in self.rings.items()
+            if (generation := next(filter(lambda of: of is not None, map(self.generation_of, infos.values())), None))
+            is not None
+        }
+        last = max((end.attempt for end in ends.ranks), default=0)
+        start, generation = max(known.items(), default=(last, newest))
+        ahead_s = self.ahead_s - ends.ahead_s
+
+        def moved(end: RankEnd) -> RankEnd:
+            attempt = known.get(end.attempt, max(0, generation + end.attempt - start))
+            time_s = None if end.time_s is None else end.time_s + ahead_s
+            return replace(end, attempt=attempt, time_s=time_s, margin_s=ends.margin_s)
+
+        signalled_s = None if ends.signalled_s is None else ends.signalled_s + ahead_s
+        return replace(ends, ranks=tuple(map(moved, ends.ranks)), signalled_s=signalled_s)
+
+    def generation_of(self, info: RingInfo) -> int | None:
+        """The generation of the process of a ring, if known."""
         return self.generations.of(Incarnation.of(self.boot_id, info))
 
     def _members(self, infos: Mapping[int, RingInfo]) -> Sequence[Members]:
         found: dict[int, dict[int, RingInfo]] = {}
         for rank, info in infos.items():
-            if (generation := self._generation_of(info)) is not None:
+            if (generation := self.generation_of(info)) is not None:
                 counted = info if info.attempt == generation else replace(info, attempt=generation)
                 found.setdefault(generation, {})[rank] = counted
         return [
@@ -368,6 +397,12 @@ class Host:
     def quiet_s(self, now_s: float, connected_s: float) -> float:
         """How long the agent has been silent while the hub was connected."""
         return now_s - max(self.heard_s, connected_s)
+
+
+def _last_heard(rank: RankStatus, job: JobStatus, *, silent: bool) -> RankEnd:
+    alive, sync = rank.alive is True and not silent, rank.stage in job.schema.sync
+    end = RankEnd(rank.rank, 0, rank.host, None, rank.step, rank.stage, sync, alive, attempt=job.attempt)
+    return replace(end, silent=True)
 
 
 def status_of_all(hosts: Iterable[Host], now_s: float) -> JobStatus | None:

@@ -30,6 +30,7 @@ from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import Incarnation, Orders, decode_findings, encode
 from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
+from sftriage.model.ends import HostEnds
 from sftriage.model.hangs import RankEvidence
 from sftriage.model.windows import GpuFindings, JobStatus, ReadCounts
 from sftriage.windows.rings import Rows
@@ -170,6 +171,26 @@ class NatsFleet:
     def hang_evidence(self, token: str, detail: Sequence[int]) -> tuple[RankEvidence, ...] | None:
         """See `Fleet`. Of a host that does not answer in time, it has the last status."""
         return self._hangs.poll(token, detail, self._hosts)
+
+    def ends(self) -> list[HostEnds]:
+        """How the job ended on its hosts, by the hub's clock. A rank's end counts from the host that has the rank."""
+        owners = {
+            (host.generation_of(info), rank): agent
+            for agent, host in self._hosts.items()
+            for infos in host.rings.values()
+            for rank, info in infos.items()
+        }
+        found = []
+        for agent, host in self._hosts.items():
+            ended = host.ended()
+            own = [end for end in ended.ranks if owners.get((end.attempt, end.rank), agent) == agent]
+            found.append(replace(ended, ranks=tuple(own)))
+        return found
+
+    def announce(self, broken: Sequence[str]) -> None:
+        """Send the hosts sentences on how the job broke, in place of all orders."""
+        self._orders.broken = tuple(broken)
+        self._orders.close(self._hosts)
 
     def settled(self, agent: str, position: int) -> None:
         """See `Fleet`. Acknowledged with the next orders: a window settles the messages of a thousand agents."""
@@ -327,6 +348,7 @@ class CaptureOrders:
         self._fetching, self._clock, self._refusals = fetching, clock, refusals
         self._orders: dict[str, _Order] = {}
         self._begun = False
+        self.broken: tuple[str, ...] | None = None
         # By agent, orders to write (as content to compare, and as a message); and those written, with the time.
         self._lock = threading.Lock()
         self._to_write: dict[str, tuple[bytes, bytes]] = {}
@@ -478,12 +500,12 @@ class CaptureOrders:
     def _document(self, agent: str, orders: Sequence[WantedCapture], switches: Mapping[str, Setting] = {}) -> None:
         # (compare orders without ages, which always change)
         ageless = [replace(capture, expires_s=None) for capture in orders]
-        same = msgspec.msgpack.encode((ageless, switches))
+        same = msgspec.msgpack.encode((ageless, switches, self.broken))
         with self._lock:
             written, at_s = self._written.get(agent, (b"", 0.0))
             newest = self._to_write[agent][0] if agent in self._to_write else written
             if newest != same or ((orders or switches) and self._clock() > at_s + REFRESH_S):
-                sent = Orders(self._lease.epoch, tuple(orders), agent=agent, run=self._fetching.run, switches=switches)
+                sent = Orders(self._lease.epoch, tuple(orders), agent, self._fetching.run, switches, self.broken)
                 self._to_write[agent] = same, encode(sent)
 
     async def _write(self) -> None:

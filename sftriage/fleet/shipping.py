@@ -37,9 +37,11 @@ from sftriage.fleet.wire import (
     decode_query,
     encode,
     encode_evidence,
+    fitting,
     parts,
 )
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Report, WantedCapture
+from sftriage.model.ends import HostEnds
 from sftriage.words.verdicts import size
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ SEND_AGAIN_S, OBJECT_S = 1.0, 600.0
 FULL = 10077  # the hub's error code for a full bucket
 SLACK_BYTES = 1 << 20  # space that the hub needs in a bucket beside the bytes of traces
 LOG_AFTER_S = 20.0  # log that the hub is away after this long
+MAX_MARGIN_S = 60.0  # of the hub's clock, where it has not answered yet
 NO_GENERATION = -1  # of a process that is gone
 
 
@@ -120,6 +123,9 @@ class HostEnd:
         self._reported: dict[str, tuple[Report, float]] = {}
         # When the host's part of the job ended, and whether that was reported.
         self._over_s, self._over_reported = float("inf"), False
+        self._ends: HostEnds | None = None
+        # The shortest time in which the hub has answered.
+        self._answered_s = float("inf")
         # When a transfer last made progress.
         self._moved_s = 0.0
         self._loop = Loop(
@@ -133,8 +139,14 @@ class HostEnd:
         self._hub.start(self._talk())
         self._loop.start()
 
-    def finish(self, patience_s: float) -> bool:
+    @property
+    def broken(self) -> tuple[str, ...] | None:
+        """How the job broke, in sentences of the controller; None until it has judged that."""
+        return None if self._orders is None else self._orders.broken
+
+    def finish(self, patience_s: float, ends: HostEnds | None = None) -> bool:
         """Send what is left, and that the job has ended here; return whether in time, which progress extends."""
+        self._ends = None if ends is None else fitting(ends)
         self._over_s = time.monotonic()
         while not self._over_reported and time.monotonic() < max(self._over_s, self._moved_s) + patience_s:
             time.sleep(POLL_S / 5)
@@ -263,6 +275,7 @@ class HostEnd:
             reports=reports,
             over=over and not self._reports,
             switches=tuple(self._agent.switches()[:MAX_ITEMS]),
+            ends=None if self._ends is None else replace(self._ends, margin_s=min(self._answered_s, MAX_MARGIN_S)),
         )
         self._outbox.extend(msgspec.structs.replace(alone, rows=(rows,)) for rows in some[:-1])
         self._outbox.append(last)
@@ -347,7 +360,7 @@ class HostEnd:
         if len(data) > MAX_MESSAGE_BYTES:
             self._log_problem(f"a message of more than {MAX_MESSAGE_BYTES} bytes cannot be sent", "size")
             return True
-        patience_s = PUBLISH_S + len(data) / SLOWEST_BYTES_PER_S
+        patience_s, sent_s = PUBLISH_S + len(data) / SLOWEST_BYTES_PER_S, time.monotonic()
         sending = asyncio.ensure_future(self._hub.js.publish(self._places.up(self._token), data, timeout=patience_s))
         try:
             # (no answer comes over a connection that has broken)
@@ -356,6 +369,7 @@ class HostEnd:
             if not sending.done():
                 return False
             sequence = sending.result().seq
+            self._answered_s = min(self._answered_s, time.monotonic() - sent_s)
             self._lost, self._sequence = self._lost or sequence <= self._sequence, sequence
         except Exception as error:
             self._hub.problem = str(error) or type(error).__name__

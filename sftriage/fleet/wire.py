@@ -26,6 +26,7 @@ from sftriage.base.bounds import bounded, printable
 from sftriage.errors import InputError, SftriageError
 from sftriage.mitigate.switching import MAX_STAGES, Request, Setting, StageTimes, SwitchStatus, as_range, numbers_of
 from sftriage.model.captures import CAPTURE_ID, Report, WantedCapture
+from sftriage.model.ends import HostEnds
 from sftriage.model.hangs import Call, GroupCalls, RankEvidence
 from sftriage.model.windows import COUNTERS, GpuFindings, JobStatus, ReadCounts, StageSchema
 from sftriage.trainer.layout import MAX_COUNT, MAX_RANKS, RingInfo, bounded_text
@@ -37,6 +38,8 @@ MAX_MESSAGE_BYTES = 1_000_000  # a NATS server takes a mebibyte by default, with
 MAX_UNPACKED_BYTES, MAX_UNPACKED_ANSWER_BYTES = 4 << 20, 1 << 20  # decoded, a message takes up to 64 times as much
 MAX_ROW_BYTES = 384 << 10
 """Limit of the rows of one message, unpacked, and of their device times: incompressible ones still fit a message."""
+MAX_ENDS_BYTES = 128 << 10
+"""Limit of the ends of a host's ranks, packed: they are sent with steps."""
 MAX_RINGS = 1 << 12
 MAX_BLOCKS, MAX_PARTS, MAX_ITEMS, MAX_NAME, MAX_DEPTH = 64, 64, 1024, 100, 8
 MAX_KNOWN_BYTES = 8 << 10  # up to this size, packed rings are kept with their decoded form
@@ -74,13 +77,17 @@ NO_NAME = RunName()
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """All orders for an ``agent``, and for its groups by name; a newer controller has a higher ``epoch``."""
+    """All orders for an ``agent``, and for its groups by name; a newer controller has a higher ``epoch``.
+
+    ``broken`` are sentences on how the job broke; None before it has ended.
+    """
 
     epoch: int
     captures: tuple[WantedCapture, ...] = ()
     agent: str = ""
     run: RunName = NO_NAME
     switches: Mapping[str, Setting] = field(default_factory=dict)
+    broken: tuple[str, ...] | None = None
 
 
 class Columns(msgspec.Struct, frozen=True, array_like=True):
@@ -230,6 +237,7 @@ class _Message(msgspec.Struct, Generic[_RowsT, _StatusT, _SwitchT], frozen=True,
     mono_ns: _Count = 0  # the host's monotonic clock as the message is sent
     rings_id: _Name = ""  # of the directory of rings: another directory counts starts anew
     switches: Annotated[tuple[_SwitchT, ...], Meta(max_length=MAX_ITEMS)] | None = None
+    ends: HostEnds | None = None  # once the job has ended on the host
 
 
 Shipment = _Message[Rows, JobStatus, SwitchStatus]
@@ -343,7 +351,8 @@ def decode_orders(data: bytes) -> Orders:
     for value, ahead_S in orders.switches.values():
         if not 0 <= value < MAX_VALUE or len(ahead_S) > MAX_STAGES or not all(0 < n < MAX_MOST for n in ahead_S):
             raise WireError("invalid settings")
-    return orders
+    broken = None if orders.broken is None else tuple(map(printable, orders.broken[:MAX_ITEMS]))
+    return replace(orders, broken=broken)
 
 
 def decode_query(data: bytes) -> tuple[int, ...] | HangQuery:
@@ -411,6 +420,26 @@ def _checked_evidence(found: _Evidence) -> tuple[int, tuple[RankEvidence, ...]]:
     return found.parts, tuple(ranks)
 
 
+def fitting(ends: HostEnds) -> HostEnds:
+    """Ends that fit a message: where they are too large, without calls, then without earlier attempts."""
+    bare = tuple(replace(end, calls=(), groups=()) for end in ends.ranks)
+    newest = max((end.attempt for end in bare), default=0)
+    for ranks in (ends.ranks, bare, tuple(end for end in bare if end.attempt == newest)):
+        some = replace(ends, ranks=ranks)
+        if len(_framed(_PACKER.encode(some))) <= MAX_ENDS_BYTES:
+            return some
+    return replace(ends, ranks=())
+
+
+def _checked_ends(ends: HostEnds) -> HostEnds:
+    times_s = [end.time_s or 0.0 for end in ends.ranks] + [ends.signalled_s or 0.0, ends.ahead_s, ends.margin_s]
+    if not all(abs(time_s) < MAX_SECONDS for time_s in times_s) or not 0 < ends.world_size <= MAX_RANKS:
+        raise WireError("ends with invalid numbers")
+    if not all(0 <= end.rank < MAX_RANKS and 0 <= end.attempt < MAX_COUNT for end in ends.ranks):
+        raise WireError("ends of invalid ranks")
+    return bounded(ends)
+
+
 def parts(rows: Rows) -> Iterator[Rows]:
     """Split rows into parts that fit a message; each part has a range of steps of all ranks."""
     width = max(1, MAX_ROW_BYTES // (8 * (slot_words(rows.schema) + len(COUNTERS)) + 4))
@@ -472,6 +501,7 @@ def _checked(found: _Packed) -> Shipment:
         counts=replace(counts, problems=problems),
         reports=tuple(map(_checked_report, found.reports)),
         switches=None if found.switches is None else tuple(map(_checked_switch, found.switches)),
+        ends=None if found.ends is None else _checked_ends(found.ends),
     )
     return checked
 

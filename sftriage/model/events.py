@@ -14,6 +14,7 @@ import msgspec
 
 from sftriage.errors import UsageError
 from sftriage.model import captures
+from sftriage.model.hangs import Hang
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import JobStatus, ReadCounts, Window
 
@@ -190,10 +191,10 @@ class RingGivenUp(_Event, tag="ring", frozen=True):
     reason: str
 
 
-Departed = Literal["raised", "exited", "killed", "worker", "left", "died", "gave_up"]
+Departed = Literal["raised", "exited", "killed", "worker", "left", "died", "gave_up", "silent"]
 """How a rank left. By an uncaught exception (``raised``); with an exit status other than 0 (``exited``), or 0
 (``left``); by a signal (``killed``); because its DataLoader ``worker`` died; in an unknown way (``died``); or because
-the exchange with other ranks failed, or took too long (``gave_up``).
+the exchange with other ranks failed, or took too long (``gave_up``). The host of a ``silent`` rank does not report.
 """
 
 
@@ -227,7 +228,7 @@ class JobBroken(_Event, tag="broken", frozen=True):
     """An attempt of the job ended early. ``first`` left first; with more than one, it is not certain which.
 
     ``others`` followed; those whose exchanges failed come before those that were ended. ``restarted``: another attempt
-    came after it.
+    came after it. ``mismatch``: how the ranks' last calls of collectives disagree, if an exchange failed because of it.
     """
 
     time_s: float
@@ -236,6 +237,7 @@ class JobBroken(_Event, tag="broken", frozen=True):
     others: tuple[Departure, ...] = ()
     world_size: int = 1
     restarted: bool = False
+    mismatch: Hang | None = None
 
 
 class CauseFound(_Event, tag="cause", frozen=True):

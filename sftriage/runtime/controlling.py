@@ -27,6 +27,7 @@ from sftriage.fleet.hub import CONTROLLER_FILE, Hub, Leader, Lease, LogLeader, S
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import RunName
+from sftriage.model.events import JobBroken
 from sftriage.policy.in_force import PolicyFiles, files_of
 from sftriage.runs.directory import RunDirectory, create, new_run_id, read_info, remember
 from sftriage.runs.liveness import holding
@@ -40,11 +41,13 @@ from sftriage.runtime.triage import POLL_S, SHOW_S
 from sftriage.traces.disk import Counted, Disk, at_once
 from sftriage.traces.store import LocalStore
 from sftriage.trainer.layout import RingInfo
+from sftriage.verdict.departures import broken_in
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.log_files import find_segments
 from sftriage.windows.logs import LOG_KIND
 from sftriage.windows.rings import Rows
 from sftriage.windows.steplog import KeptSteps, blocks_of
+from sftriage.words.departures import broken_sentence
 
 LOGS_PER_SECOND = 256
 """Maximum logs written per second."""
@@ -215,6 +218,7 @@ class JobController(WatchedRun):
         files = PolicyFiles(policies)
         self._places, self._ended = Subjects.of(options.job_id), False
         self._deadline_s = float("inf")
+        self._broken: list[JobBroken] = []
         with contextlib.ExitStack() as held:
             hub = self._hub = Hub(
                 options.address.of(CONTROLLER_FILE), f"sftriage controller of {self._places.run}", self._places.lead
@@ -266,6 +270,10 @@ class JobController(WatchedRun):
             if (signum := ending_signal()) is not None:
                 self._deadline_s = min(self._deadline_s, time.monotonic() + SOON_S)
             if not self._fleet.over and (time.monotonic() > self._deadline_s or signum not in (None, signal.SIGTERM)):
+                if any(host.ends is not None for host in self._fleet.hosts.values()):
+                    # (by what is known: no controller may follow, as where a host of the job has died)
+                    self._triage.judge_ends(self._judge_ends)
+                    self._announce()
                 return False
             if self._lease.lost:
                 raise UsageError(f"stopped watching the job: {self._lease.lost}")
@@ -283,9 +291,17 @@ class JobController(WatchedRun):
                 over_since_s = None
             elif over_since_s is None:
                 over_since_s = time.monotonic()
-        self._finish()
+        self._finish(self._judge_ends)
+        self._announce()
         self._ended = True
         return True
+
+    def _judge_ends(self) -> list[JobBroken]:
+        self._broken = broken_in(self._fleet.ends(), time.time())
+        return self._broken
+
+    def _announce(self) -> None:
+        self._fleet.announce([broken_sentence(event) for event in self._broken])
 
     def close(self) -> None:
         """End the triage; for a job that has ended, remove everything from the hub."""

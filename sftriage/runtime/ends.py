@@ -6,65 +6,90 @@ import contextlib
 import json
 import os
 import re
+import select
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from sftriage.base.loops import Loop
 from sftriage.base.process import content_of
 from sftriage.errors import RingError
+from sftriage.model.ends import HostEnds, RankEnd
 from sftriage.model.events import JobBroken, Place
+from sftriage.model.hangs import Call, GroupCalls
 from sftriage.runtime.launcher import Launcher
-from sftriage.trainer.ends import ends_file
+from sftriage.trainer.ends import append_end, ends_file
 from sftriage.trainer.layout import find_rings
-from sftriage.verdict.departures import JobEnd, RankEnd, broken_by
+from sftriage.verdict.departures import broken_in, with_memory
 from sftriage.windows.rings import Ring
 
 MAX_BYTES = 1 << 18
 """Of a rank's notes."""
+POLL_S = 0.25
+"""How often to look for new ranks."""
 _KILLED = re.compile(rb"Killed process (\d+)")
 _KERNEL_LOG, _CGROUPS = Path("/dev/kmsg"), Path("/sys/fs/cgroup")
 
 
 class JobEnds:
-    """The ends of the ranks of a job whose rings are in a directory; made before the job starts."""
+    """The ends of the ranks on this host, of a job whose rings are in a directory; made before the job starts.
+
+    A thread notes when ranks end whose parent reports nothing, such as a shell or mpirun.
+    """
 
     def __init__(self, rings: Path) -> None:
         self._rings = rings
         self._memory, self._kernel_log = MemoryCgroups(), KernelLog()
+        self._poll, self._descriptors = select.poll(), dict[int, int]()
+        self._known: set[Path] = set()
+        self._loop = Loop("ends", self._note_ends, 0.0, failing="cannot note when ranks end")
+        self._loop.start()
 
-    def broken(self, launcher: Launcher | None = None) -> list[JobBroken]:
-        """Which rank went first, by attempts that ended early; call it once, when the job has ended."""
+    def of_host(self, launcher: Launcher | None = None) -> HostEnds:
+        """How the ranks have ended; call it once, when the job has ended."""
         status = None if launcher is None else launcher.exit_status
-        attempts: defaultdict[int, list[RankEnd]] = defaultdict(list)
-        world_size = 1
-        for end, attempt, of_world in ends_in(self._rings):
+        killed, by_cgroup = self._kernel_log.killed(), self._memory.killed()
+        ranks, world_size = [], 1
+        for end, of_world in ends_in(self._rings):
             if launcher is not None and end.pid == launcher.pid and end.status is None:
                 end = replace(end, status=status)
-            attempts[attempt].append(end)
+            ranks.append(with_memory(end, killed, self._memory.limit_bytes(), by_cgroup=by_cgroup))
             world_size = max(world_size, of_world)
-        about = JobEnd(
-            world_size=world_size,
-            signalled_s=None if launcher is None else launcher.signalled_s,
-            out_of_memory=self._memory.killed(),
-            limit_bytes=self._memory.limit_bytes(),
-            killed=self._kernel_log.killed(),
-        )
-        found = []
-        for attempt, ends in sorted(attempts.items()):
-            restarted = attempt != max(attempts)
-            job = replace(about, attempt=attempt, restarted=restarted, succeeded=not restarted and status == 0)
-            found.append(broken_by(sorted(ends, key=lambda end: end.rank), job, time.time()))
-        return [event for event in found if event is not None]
+        signalled_s = None if launcher is None else launcher.signalled_s
+        return HostEnds(tuple(ranks), world_size, status, signalled_s, time.time() - time.monotonic())
+
+    def broken(self, launcher: Launcher | None = None) -> list[JobBroken]:
+        """Which rank went first, by attempts that ended early, of a job on this host alone."""
+        return broken_in([self.of_host(launcher)], time.time())
 
     def close(self) -> None:
+        if self._loop.stop(2 * POLL_S):
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+            self._descriptors.clear()
         self._kernel_log.close()
 
+    def _note_ends(self) -> None:
+        """Note ranks that have ended since the last turn. Of those that end in two turns, the order is certain."""
+        for path in {*self._rings.glob("rank-ends.*")} - self._known:
+            self._known.add(path)
+            with contextlib.suppress(OSError, ValueError):
+                descriptor = os.pidfd_open(int(path.suffix[1:]))
+                self._descriptors[descriptor] = int(path.suffix[1:])
+                self._poll.register(descriptor, select.POLLIN)
+        ended, time_s = self._poll.poll(POLL_S * 1e3), time.time()
+        for descriptor, _ in ended:
+            self._poll.unregister(descriptor)
+            os.close(descriptor)
+            append_end(ends_file(self._rings, self._descriptors.pop(descriptor)), {"gone": True}, time_s)
 
-def ends_in(rings: Path) -> Iterable[tuple[RankEnd, int, int]]:
-    """How the ranks ended whose files are in a directory, with their attempts and the size of their world."""
+
+def ends_in(rings: Path) -> Iterable[tuple[RankEnd, int]]:
+    """How the ranks ended whose files are in a directory, with the size of their world."""
     found: dict[tuple[int, int], tuple[RankEnd, int]] = {}
     for path in find_rings(rings):
         with contextlib.suppress(OSError, RingError), Ring(path) as ring:
@@ -81,6 +106,7 @@ def ends_in(rings: Path) -> Iterable[tuple[RankEnd, int, int]]:
                     stage=stage,
                     sync=stage in info.schema.sync,
                     alive=bool(ring.writer_alive),
+                    attempt=info.attempt,
                 ),
                 notes,
             )
@@ -90,9 +116,10 @@ def ends_in(rings: Path) -> Iterable[tuple[RankEnd, int, int]]:
         notes = _notes_of(path)
         about = notes.get("rank"), notes.get("attempt")
         if all(isinstance(number, int) for number in about) and about not in found:
-            end = _with_notes(RankEnd(notes["rank"], int(path.suffix[1:]), stage=notes.get("stage") or None), notes)
-            found[notes["rank"], notes["attempt"]] = end, int(notes.get("world_size", 1))
-    return [(end, attempt, world_size) for (_, attempt), (end, world_size) in sorted(found.items())]
+            known = RankEnd(notes["rank"], int(path.suffix[1:]), stage=notes.get("stage") or None)
+            end = _with_notes(replace(known, attempt=notes["attempt"]), notes)
+            found[end.rank, end.attempt] = end, int(notes.get("world_size", 1))
+    return [found[about] for about in sorted(found)]
 
 
 def _notes_of(path: Path) -> dict[str, Any]:
@@ -104,7 +131,7 @@ def _notes_of(path: Path) -> dict[str, Any]:
             if "worker" in note:
                 notes.setdefault("workers", {})[int(note["worker"])] = int(note["status"])
                 continue
-            if "error" in note or "status" in note:
+            if not {"error", "status", "gone"}.isdisjoint(note):
                 notes.setdefault("noticed_s", float(note["time_s"]))
             notes |= note
     return notes
@@ -112,6 +139,11 @@ def _notes_of(path: Path) -> dict[str, Any]:
 
 def _with_notes(end: RankEnd, notes: Mapping[str, Any]) -> RankEnd:
     place = notes.get("place")
+    calls: tuple[Call, ...] = ()
+    groups: tuple[GroupCalls, ...] = ()
+    with contextlib.suppress(ValueError):
+        calls = msgspec.convert(notes.get("calls", ()), tuple[Call, ...])
+        groups = msgspec.convert(notes.get("groups", ()), tuple[GroupCalls, ...])
     return replace(
         end,
         time_s=notes.get("noticed_s"),
@@ -122,6 +154,8 @@ def _with_notes(end: RankEnd, notes: Mapping[str, Any]) -> RankEnd:
         chain=tuple(notes.get("chain", ())),
         place=None if place is None else Place(*place),
         workers=notes.get("workers", {}),
+        calls=calls,
+        groups=groups,
     )
 
 

@@ -21,6 +21,7 @@ from sftriage.errors import UsageError
 from sftriage.fleet.hub import AGENTS_FILE, Hub, HubAddress, LogLeader, Subjects, agent_file, token
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.transfers import HostCaptures
+from sftriage.model.ends import HostEnds
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory
 from sftriage.runs.liveness import holding, launcher_of, trainers_alive, trainers_left
 from sftriage.runtime.copies import Keeping
@@ -185,10 +186,15 @@ class AgentHost:
             time.sleep(0.1)
         return not there
 
-    def finish(self, patience_s: float = FLUSH_S, *, logs: bool = True) -> bool:
+    @property
+    def broken(self) -> tuple[str, ...] | None:
+        """See `HostEnd`."""
+        return self._end.broken
+
+    def finish(self, ends: HostEnds, patience_s: float = FLUSH_S, *, logs: bool = True) -> bool:
         """The job is over here: send what is left, and return whether all was sent; ``logs`` if not."""
         # (a hub that was never reached will not appear within the grace period of a pod)
-        done = self._end.finish(patience_s if logs or self._hub.was_connected else 0.0)
+        done = self._end.finish(patience_s if logs or self._hub.was_connected else 0.0, ends)
         if not done and logs and self._log_leader.should_log():
             log.warning("the hub does not answer; the last recordings of the job stay on their hosts")
         return done

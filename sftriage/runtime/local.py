@@ -21,6 +21,7 @@ from sftriage.controller.agents import Fleet
 from sftriage.controller.controller import shape_of
 from sftriage.errors import SftriageError, UsageError
 from sftriage.mitigate.switching import SwitchStatus, whole_groups
+from sftriage.model.events import JobBroken
 from sftriage.policy.in_force import PolicyFiles
 from sftriage.runs.directory import (
     DEFAULT_ROOT,
@@ -109,8 +110,8 @@ class WatchedRun:
         note_steps(self._rings, self.directory.steps)
         self._watch(ThisHost(self.directory, self._info, self._nsys, self._disk.do), resume=resume)
 
-    def _finish(self, launcher: Launcher | None = None) -> None:
-        self._triage.finish(partial(self._ends.broken, launcher))
+    def _finish(self, broken: Callable[[], list[JobBroken]]) -> None:
+        self._triage.finish(broken)
         self._ended_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._disk.do(self._note_end, "run.json")
 
@@ -207,7 +208,7 @@ class LocalRun(WatchedRun):
             self._triage.start()
             about = self._rings, self._environment, shape_of(self.files.current.detection), say, note
             FirstStep(*about, auto=bool(self._auto)).follow(launcher)
-            self._finish(launcher)
+            self._finish(partial(self._ends.broken, launcher))
         finally:
             # (if triage could not begin, the trainers' rings stay as long as they run)
             launcher.ended.wait()
@@ -249,7 +250,7 @@ class TakeOver(WatchedRun):
                 alive_s = time.monotonic()
             over = launcher_of(self._rings) is None if known else time.monotonic() - alive_s > RESTART_S
             if over:
-                self._finish()
+                self._finish(self._ends.broken)
                 shutil.rmtree(self.directory.path / FOLDER, ignore_errors=True)
                 return True
         return False

@@ -19,6 +19,7 @@ from sftriage.base.process import LET_GO, Supervised, end, start_child, was_kill
 from sftriage.controller.controller import shape_of
 from sftriage.errors import SftriageError, UsageError
 from sftriage.fleet.hub import LogLeader
+from sftriage.model.ends import HostEnds
 from sftriage.policy.schema import Detection
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, new_run_id
 from sftriage.runs.liveness import note_launcher
@@ -32,16 +33,18 @@ from sftriage.runtime.launcher import Launcher, Triaged
 from sftriage.runtime.nsys_launch import NsysLaunch, remove_place, wrapped
 from sftriage.runtime.rings import make_rings_directory, note_steps, remove_rings_directory, variables_of
 from sftriage.trainer.monitor import RUN_ENV
+from sftriage.verdict.departures import broken_in
 from sftriage.words.departures import broken_sentence
 
 log = logging.getLogger("sftriage")
 
+POLL_S = 0.1
 AGAIN_S = 5.0
 """Pause before retrying a hub that cannot be started or reached."""
 CREDS_S = 3.0
 """How long the file of --creds may be missing: the host of the hub creates it if there is none."""
-SEE_OFF_S, END_S = 11.0, 1.0
-"""How long the controller may take after the job's end here, and then to end on SIGTERM."""
+SEE_OFF_S, LET_GO_S, END_S = 11.0, 2.0, 1.0
+"""How long the controller may take after the job's end here, then to judge by what is known, and to end on SIGTERM."""
 
 
 class HostRun:
@@ -138,23 +141,43 @@ class HostRun:
             elif launcher.status is not None:
                 with suppressed():
                     first.end(launcher.status, launcher.last_signal)
-                    for event in self._ends.broken(launcher):
-                        # (on other hosts, ranks only followed)
-                        (log.warning if event.first else show)(broken_sentence(event))
+            ends = HostEnds()
+            with suppressed():
+                ends = self._ends.of_host(launcher)
             if self._host is not None:
-                self._host.finish(launcher.left_s(hosting.HURRY_S), logs=not terminated)
-            if self._controller is None:
-                return
-            # The controller ends once all other hosts have; this host waits no longer than that.
-            if terminated:
-                self._controller.terminate()
-            try:
-                self._controller.wait(launcher.left_s(SEE_OFF_S))
-            except subprocess.TimeoutExpired:
-                if not terminated:
-                    log.warning(
-                        "the job has ended here; stopped its controller, which was waiting for other hosts or the hub"
-                    )
+                self._host.finish(ends, launcher.left_s(hosting.HURRY_S), logs=not terminated)
+            if self._controller is not None:
+                self._see_off(self._controller, launcher, terminated=terminated)
+            broken = self._broken(launcher)
+            # (the controller logs it on its own host)
+            for sentence in broken or () if self._controller is None else ():
+                log.warning(sentence)
+            for event in broken_in([ends], time.time()) if broken is None and launcher.status else ():
+                # (on other hosts, ranks only followed)
+                (log.warning if event.first else show)(broken_sentence(event, self._name))
+
+    def _see_off(self, controller: Supervised, launcher: Launcher, *, terminated: bool) -> None:
+        """Wait for the controller: it ends once all other hosts have, or judges by what is known."""
+        if terminated:
+            controller.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            controller.wait(launcher.left_s(SEE_OFF_S))
+            return
+        if not terminated and (self._host is None or self._host.broken is None):
+            log.warning("the job has ended here; stopped its controller, which was waiting for other hosts or the hub")
+            controller.terminate(LET_GO)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                controller.wait(LET_GO_S)
+
+    def _broken(self, launcher: Launcher) -> Sequence[str] | None:
+        """How the job broke, as its controller judges that; None if it does not in time."""
+        broken = None
+        while self._host is not None and launcher.status and launcher.signalled_s is None:
+            broken = self._host.broken
+            if broken is not None or not launcher.left_s(hosting.HURRY_S):
+                break
+            time.sleep(POLL_S)
+        return broken
 
     def _join(self, ended: threading.Event) -> None:
         try:

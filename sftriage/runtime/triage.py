@@ -138,7 +138,7 @@ class Triage:
             return
         self._ended = True
         self.turn()
-        self._failures.run("finding out which rank went first", lambda: [*map(self._controller.record, broken())])
+        self.judge_ends(broken)
         deadline_s = time.monotonic() + self._share_s()
         while (*self._captures.unended, *self._hangs.unended) and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
@@ -147,6 +147,11 @@ class Triage:
             late = CaptureResult(wanted.capture_id, wanted.rank, "expired", "no answer by the end of the job")
             self._take_report(Report(late))
         self._failures.report()
+
+    def judge_ends(self, broken: Callable[[], Iterable[JobBroken]]) -> None:
+        """Record which rank went first; no turn follows but those of `finish`."""
+        if self._halt():
+            self._failures.run("finding out which rank went first", lambda: [*map(self._controller.record, broken())])
 
     def close(self) -> None:
         """Release everything; cancels captures in progress, and drops writes that the disk does not take in time."""

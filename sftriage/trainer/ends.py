@@ -6,9 +6,11 @@ has a file beside its ring, named by its process, of JSON lines with a ``time_s`
     {"rank": 2, "attempt": 0, "world_size": 4}               by itself, as it begins
     {"error": TYPE, "message": TEXT, "chain": [TEXT, ...], "place": [FUNCTION, FILE, LINE] or null}   by itself
     {"stage": NAME}                                          by itself, with the exception
+    {"calls": [...], "groups": [...]}                        by itself, where an exchange may have failed
     {"worker": PID, "status": -9}                            by itself, about a child made by multiprocessing
     {"sent": 15}                                             by its parent, such as torchrun, which sends it a signal
     {"status": 3}                                            by its parent
+    {"gone": true}                                           by `sftriage.runtime.ends`, which is no parent
 
 Statuses of signals are negative. Nothing else changes in these processes: what they print and return stays the same.
 """
@@ -21,8 +23,9 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from pathlib import Path
 from traceback import walk_tb
@@ -56,7 +59,7 @@ def enrol(rings: Path, rank: int, attempt: int, world_size: int) -> None:
                 old.unlink()
     with contextlib.suppress(Exception):
         os.close(create(path))
-    _append(path, {"rank": rank, "attempt": attempt, "world_size": world_size})
+    append_end(path, {"rank": rank, "attempt": attempt, "world_size": world_size})
 
 
 def watch(rings: Path) -> None:
@@ -180,17 +183,39 @@ def _hook_spawn(spawn: Any) -> None:
 
 def _raised(error: BaseException, trace: TracebackType | None) -> None:
     chain: list[str] = []
-    for _ in range(2):
-        try:
-            _note_exception(error, trace, chain)
-            break
-        except Exception as interrupting:
-            # A handler of signals raised it here: DataLoader has one that reports dead workers.
-            chain = [f"{type(interrupting).__name__}: {interrupting}"[:MAX_TEXT]]
+    with _outlasting(signal.SIGTERM):
+        for _ in range(2):
+            try:
+                _note_exception(error, trace, chain)
+                break
+            except Exception as interrupting:
+                # A handler of signals raised it here: DataLoader has one that reports dead workers.
+                chain = [f"{type(interrupting).__name__}: {interrupting}"[:MAX_TEXT]]
+
+
+@contextlib.contextmanager
+def _outlasting(signum: int) -> Iterator[None]:
+    """A signal that would end this process does so after the block: a launcher sends it as soon as a rank has ended."""
+    came = False
+
+    def note(_signum: int, _frame: object) -> None:
+        nonlocal came
+        came = True
+
+    held = threading.current_thread() is threading.main_thread() and signal.getsignal(signum) is signal.SIG_DFL
+    if held:
+        signal.signal(signum, note)
+    try:
+        yield
+    finally:
+        if held:
+            signal.signal(signum, signal.SIG_DFL)
+            if came:
+                os.kill(os.getpid(), signum)
 
 
 def _note_exception(error: BaseException, trace: TracebackType | None, more: Sequence[str]) -> None:
-    from sftriage.trainer.stacks import is_own  # (an exception of a process that may be no rank)
+    from sftriage.trainer.stacks import is_own, program_package  # (an exception of a process that may be no rank)
 
     chain = [*more]
     cause = error.__cause__ or error.__context__
@@ -203,9 +228,14 @@ def _note_exception(error: BaseException, trace: TracebackType | None, more: Seq
     message = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]}\n...\n{text[-MAX_TEXT // 2 :]}"
     about = {"error": type(error).__name__, "message": message, "chain": chain}
     place = next((line for line in reversed(lines) if is_own(line[1])), None)
-    # (its launcher may end it at any time)
-    if _note(os.getpid(), {**about, "place": place}) and (stage := _stage_of(lines)):
+    if not _note(os.getpid(), {**about, "place": place}):
+        return
+    if stage := _stage_of(lines):
         _note(os.getpid(), {"stage": stage})
+    if isinstance(error, RuntimeError) and "torch.distributed.distributed_c10d" in sys.modules:
+        from sftriage.trainer.evidence import last_calls
+
+        _note(os.getpid(), last_calls(program_package(file for _, file, _ in lines)))
 
 
 def _stage_of(lines: Sequence[tuple[str, str, int]]) -> str:
@@ -249,14 +279,15 @@ def _ended(pid: int, status: int | None, *, worker: bool = False) -> None:
 
 def _note(pid: int, line: dict[str, Any]) -> bool:
     """Append to the file of a rank; False for a process that is none."""
-    return _rings is not None and _append(ends_file(_rings, pid), line)
+    return _rings is not None and append_end(ends_file(_rings, pid), line)
 
 
-def _append(path: Path, line: dict[str, Any]) -> bool:
+def append_end(path: Path, line: dict[str, Any], time_s: float | None = None) -> bool:
+    """Append to the file of a rank, with the time, by default now; False if there is none."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            os.write(descriptor, json.dumps({"time_s": time.time(), **line}).encode() + b"\n")
+            os.write(descriptor, json.dumps({"time_s": time_s or time.time(), **line}).encode() + b"\n")
         finally:
             os.close(descriptor)
     except (OSError, TypeError, ValueError, AttributeError):

@@ -38,6 +38,8 @@ MAX_CALL_FRAMES = 3
 MAX_RUN, MIN_RUN = 4096, 64
 """Calls of one group at most; and how many are left of each where an answer would be too long."""
 MAX_RANGES, MAX_WORKERS = 256, 64
+LAST_CALLS, MAX_LAST_BYTES, LAST_S = 16, 32 << 10, 1.0
+"""What a rank notes of its calls as an exchange fails."""
 
 _RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -104,6 +106,23 @@ def bounded(found: Found) -> dict[str, Any]:
             found = Found(problems=[*found.problems[:1], f"its evidence has {n_bytes} bytes"])
 
 
+def last_calls(package: str | None) -> dict[str, Any]:
+    """The latest calls in each group, ready for JSON: at most `MAX_LAST_BYTES`, within `LAST_S`.
+
+    ``package`` is the program's own, as by `program_package`.
+    """
+    found, run = Found(), LAST_CALLS
+
+    def collect_calls() -> None:
+        with suppress(Exception):
+            _add_calls(found, package)
+
+    start_thread("calls", collect_calls).join(LAST_S)
+    while len(json.dumps(document := found.document(run))) > MAX_LAST_BYTES and run:
+        run //= 2
+    return {name: document[name] for name in ("calls", "groups")}
+
+
 _under_way: dict[str, None] = {}
 """Parts that are being collected: one that blocks forever is not tried again."""
 
@@ -112,7 +131,7 @@ def collect(found: Found, detail: bool) -> None:
     """Collect all parts, one after another. Does not raise."""
     parts: dict[str, Callable[[], None]] = {
         "threads": lambda: _add_threads(found, detail),
-        "the flight recorder": lambda: _add_calls(found),
+        "the flight recorder": lambda: _add_calls(found, package_of_main()),
         "workers": lambda: _add_workers(found, detail),
     }
     for name, part in parts.items():
@@ -130,10 +149,10 @@ def _add_threads(found: Found, detail: bool) -> None:
     found.threads = threads_of_this_process(detail)
 
 
-def _add_calls(found: Found) -> None:
+def _add_calls(found: Found, package: str | None) -> None:
     groups = _groups()
     entries, problem = _entries()
-    found.calls, found.groups, found.timeout_s = calls_of(entries, groups, package_of_main())
+    found.calls, found.groups, found.timeout_s = calls_of(entries, groups, package)
     # (a group counts its calls also where no recorder has them)
     if groups and not entries and (problem or any(group.n_calls for group in groups.values())):
         found.problems.append(problem or "torch's flight recorder has no calls of this backend")

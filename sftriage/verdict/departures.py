@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import re
 import signal
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as with_fields
+from typing import Literal, get_args
 
 from msgspec.structs import replace
 
+from sftriage.model.ends import HostEnds, RankEnd
 from sftriage.model.events import Departed, Departure, JobBroken, Place
+from sftriage.model.hangs import GroupCalls, Hang, HangEvidence, RankEvidence
 from sftriage.trainer.stacks import is_own
+from sftriage.verdict.collectives import PartingKind
+from sftriage.verdict.hangs import hang_of
 
 TIE_S = 0.25
 """Launchers check their ranks every 0.1 s."""
@@ -52,41 +57,11 @@ _LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 @dataclass(frozen=True, slots=True)
-class RankEnd:
-    """How one rank of an attempt ended, as far as known.
-
-    Attributes:
-        time_s: when that was noticed first, since the epoch; None if it was not.
-        step, stage: see `Departure`; ``sync``: ranks wait for one another in that stage.
-        alive: its process is still there.
-        status: its exit status, negative for a signal; None if unknown. ``sent``: its parent had sent it a signal.
-        error, message, chain: its uncaught exception, and those before it.
-        workers: the exit statuses of DataLoader workers, by process.
-    """
-
-    rank: int
-    pid: int = 0
-    host: str = ""
-    time_s: float | None = None
-    step: int = -1
-    stage: str | None = None
-    sync: bool = False
-    alive: bool = False
-    status: int | None = None
-    sent: bool = False
-    error: str = ""
-    message: str = ""
-    chain: tuple[str, ...] = ()
-    place: Place | None = None
-    workers: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class JobEnd:
     """What is known of the end of an attempt besides its ranks.
 
-    ``signalled_s``: when the job got the first signal that ends it. ``out_of_memory``: the kernel killed processes,
-    by the log ``killed``, as far as it names them. ``succeeded``: this attempt ended with exit status 0.
+    ``signalled_s``: when the job got the first signal that ends it. ``succeeded``: this attempt ended with exit
+    status 0.
     """
 
     attempt: int = 0
@@ -94,12 +69,25 @@ class JobEnd:
     succeeded: bool = False
     restarted: bool = False
     signalled_s: float | None = None
-    out_of_memory: bool = False
-    limit_bytes: int | None = None
-    killed: frozenset[int] = frozenset()
 
 
 _Class = Literal["first", "followed", "ended", "left", "unknown", "alive"]
+
+
+def broken_in(hosts: Sequence[HostEnds], time_s: float) -> list[JobBroken]:
+    """Which rank of a job went first, by attempts that ended early; times of all hosts are on the same clock."""
+    attempts: defaultdict[int, list[RankEnd]] = defaultdict(list)
+    for end in (end for host in hosts for end in host.ranks):
+        attempts[end.attempt].append(end)
+    world_size = max((host.world_size for host in hosts), default=1)
+    succeeded = all(host.status == 0 for host in hosts)
+    signalled_s = min((host.signalled_s for host in hosts if host.signalled_s is not None), default=None)
+    found = []
+    for attempt, ends in sorted(attempts.items()):
+        restarted = attempt != max(attempts)
+        job = JobEnd(attempt, world_size, succeeded and not restarted, restarted, signalled_s)
+        found.append(broken_by(sorted(ends, key=lambda end: end.rank), job, time_s))
+    return [event for event in found if event is not None]
 
 
 def broken_by(ranks: Sequence[RankEnd], job: JobEnd, time_s: float) -> JobBroken | None:
@@ -111,16 +99,18 @@ def broken_by(ranks: Sequence[RankEnd], job: JobEnd, time_s: float) -> JobBroken
     failed = [end for end in ranks if classes[end.rank] == "followed" and end not in first]
     raised = [end for end in ranks if classes[end.rank] == "first" and end.error]
     noticed_s = min((end.time_s for end in first or failed or raised if end.time_s is not None), default=time_s)
-    if not (first or failed or raised) or (job.signalled_s is not None and noticed_s >= job.signalled_s - TIE_S):
+    margin_s = TIE_S + max((end.margin_s for end in ranks), default=0.0)
+    if not (first or failed or raised) or (job.signalled_s is not None and noticed_s >= job.signalled_s - margin_s):
         return None
     others = [end for end in ranks if end not in first and end not in failed and classes[end.rank] != "alive"]
     return JobBroken(
         time_s=noticed_s,
         attempt=job.attempt,
-        first=_grouped(_with_memory(_departure_of(end), end, job) for end in first),
+        first=_grouped(map(_departure_of, first)),
         others=(*_grouped(map(_gave_up, failed)), *_grouped(map(_departure_of, others)))[:MAX_OTHERS],
         world_size=job.world_size,
         restarted=job.restarted,
+        mismatch=_mismatch(ranks, job.world_size),
     )
 
 
@@ -145,28 +135,49 @@ def _first(ranks: Sequence[RankEnd], classes: Mapping[int, _Class]) -> list[Rank
     def of(wanted: _Class) -> list[RankEnd]:
         return [end for end in ranks if classes[end.rank] == wanted]
 
-    found = _earliest(of("first"))
+    found, unknown = _earliest(of("first")), of("unknown")
     if certain := [end for end in found if not _may_follow(end)]:
         return certain
-    if len(found) == 1 and not of("unknown"):
+    earlier = [end for end in unknown if not _is_later(end, _first_s(found))]
+    if len(found) == 1 and not earlier:
         return found
     if any(end.status is None or -end.status not in _IN_CONCERT for end in found):
-        return [] if of("unknown") else found
+        return [] if earlier else found
     failed = _earliest(of("followed"))
     if found or not failed:
         return []
-    failed_s = min((end.time_s for end in failed if end.time_s is not None), default=0.0)
-    if left := [end for end in of("left") if end.time_s is None or end.time_s <= failed_s + TIE_S]:
+    failed_s = _first_s(failed)
+    if left := [end for end in of("left") if not _is_later(end, failed_s)]:
         return left
-    # Where a connection was lost at first, the one rank that reports none has closed it. After a timeout, it was ended.
-    silent = of("unknown")
-    lost = not of("ended") and not any("timed out" in reason_of(end) for end in failed)
-    return silent if len(silent) == 1 and lost else []
+    # Where a connection was lost at first, the rank that reports none has closed it. After a timeout, it was ended.
+    if any("timed out" in reason_of(end) for end in failed):
+        return []
+    if silent := [end for end in unknown if end.silent]:
+        return silent if len(silent) == len(unknown) and len({end.host for end in silent}) == 1 else []
+    gone = _earliest([end for end in unknown if not _is_later(end, failed_s)], 0.0)
+    return gone if len(gone) == 1 and not of("ended") else []
 
 
-def _earliest(found: Sequence[RankEnd]) -> list[RankEnd]:
-    latest_s = min((end.time_s for end in found if end.time_s is not None), default=0.0) + TIE_S
-    return [end for end in found if end.time_s is None or end.time_s <= latest_s]
+def _first_s(ends: Iterable[RankEnd]) -> float | None:
+    return min((end.time_s for end in ends if end.time_s is not None), default=None)
+
+
+def _is_later(end: RankEnd, than_s: float | None) -> bool:
+    """Whether an end certainly came after a time, perhaps of another host."""
+    return None not in (end.time_s, than_s) and (end.time_s or 0.0) - end.margin_s > (than_s or 0.0) + TIE_S
+
+
+def _earliest(found: Collection[RankEnd], tie_s: float = TIE_S) -> list[RankEnd]:
+    """The ends that no other certainly precedes. Times of one host are exact among each other."""
+    first_s, of_host_s = _first_s(found) or 0.0, dict[str, float]()
+    for end in found:
+        if end.time_s is not None:
+            of_host_s[end.host] = min(end.time_s, of_host_s.get(end.host, end.time_s))
+    return [
+        end
+        for end in found
+        if end.time_s is None or end.time_s <= min(of_host_s[end.host], first_s + end.margin_s) + tie_s
+    ]
 
 
 def _may_follow(end: RankEnd) -> bool:
@@ -204,10 +215,12 @@ def _worker_of(end: RankEnd) -> int | None:
 
 
 def _departure_of(end: RankEnd) -> Departure:
-    how: Departed = "died"
+    how: Departed = "silent" if end.silent else "died"
     if end.status is not None:
         how = "killed" if end.status < 0 else "exited" if end.status else "left"
     known = Departure((end.rank,), how, (end.host,) if end.host else (), end.status, stage=end.stage, step=end.step)
+    if end.out_of_memory:
+        known = replace(known, out_of_memory=end.out_of_memory, limit_bytes=end.limit_bytes)
     if (worker := _worker_of(end)) is not None:
         return replace(known, how="worker", worker=worker, status=_status_of_worker(end, worker))
     if not end.error or end.error == "KeyboardInterrupt":
@@ -238,12 +251,40 @@ def _status_of_worker(end: RankEnd, worker: int) -> int | None:
     return None
 
 
-def _with_memory(departure: Departure, end: RankEnd, job: JobEnd) -> Departure:
-    if departure.status != -signal.SIGKILL:
-        return departure
-    if (departure.worker or end.pid) in job.killed:
-        return replace(departure, out_of_memory="kernel_log", limit_bytes=job.limit_bytes)
-    return replace(departure, out_of_memory="cgroup", limit_bytes=job.limit_bytes) if job.out_of_memory else departure
+def with_memory(end: RankEnd, killed: Collection[int], limit_bytes: int | None, *, by_cgroup: bool) -> RankEnd:
+    """An end with whether the kernel killed its process, or that of its worker, for lack of memory.
+
+    ``killed`` are processes that its log names; ``by_cgroup``: the cgroup counts such a kill.
+    """
+    worker = _worker_of(end)
+    if (end.status if worker is None else _status_of_worker(end, worker)) != -signal.SIGKILL:
+        return end
+    if (worker or end.pid) in killed:
+        return with_fields(end, out_of_memory="kernel_log", limit_bytes=limit_bytes)
+    return with_fields(end, out_of_memory="cgroup", limit_bytes=limit_bytes) if by_cgroup else end
+
+
+def _mismatch(ranks: Sequence[RankEnd], world_size: int) -> Hang | None:
+    """How the last calls of ranks whose exchange failed disagree; None if they agree, or too few are known."""
+    if sum(bool(end.groups) for end in ranks) < 2:
+        return None
+    evidence = tuple(
+        RankEvidence(
+            *(end.rank, end.host, end.pid, end.step),
+            answered=bool(end.groups),
+            calls=end.calls,
+            groups=tuple(map(_with_pending, end.groups)),
+        )
+        for end in ranks
+    )
+    hang = hang_of(HangEvidence(0.0, 0, 0, world_size, evidence))
+    return hang if hang.kind in get_args(PartingKind) else None
+
+
+def _with_pending(group: GroupCalls) -> GroupCalls:
+    """A group whose last call counts as not ended: a failed call does not count as pending where it was recorded."""
+    last = group.first + len(group.calls) - 1
+    return with_fields(group, pending=group.pending or (last,)) if group.calls else group
 
 
 def _grouped(departures: Iterable[Departure]) -> tuple[Departure, ...]:

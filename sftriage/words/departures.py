@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from sftriage.model.windows import OTHER
+from sftriage.words.hangs import hang_sentence
 from sftriage.words.verdicts import capitalized, size, some_ranks
 
 if TYPE_CHECKING:
@@ -16,22 +17,25 @@ _MAX_SHOWN = 3
 """Groups of ranks that a sentence lists, of those that went first and of the others."""
 
 
-def broken_sentence(event: JobBroken) -> str:
-    """Why an attempt of a job ended early."""
-    ended = sum(len(departure.ranks) for departure in (*event.first, *event.others))
-    hosts = ended < event.world_size
-    parts = [_first(event, hosts=hosts), *(_followed(each, event) for each in event.others[:_MAX_SHOWN])]
+def broken_sentence(event: JobBroken, host: str = "") -> str:
+    """Why an attempt of a job ended early; if that is judged by the ranks of one of its hosts alone, by which."""
+    departures = (*event.first, *event.others)
+    missing = sum(len(departure.ranks) for departure in departures) < event.world_size
+    hosts = missing or len({host for departure in departures for host in departure.hosts}) > 1
+    where = f"on {host}, " if missing and host else ""
+    parts = [_first(event, hosts=hosts and not where), *(_followed(each, event) for each in event.others[:_MAX_SHOWN])]
     attempt = f"Attempt {event.attempt}: " if event.restarted or event.attempt else ""
+    reason = "" if event.mismatch is None else f" {hang_sentence(event.mismatch)}"
     restarted = " The job was restarted." if event.restarted else ""
-    text = f"{attempt}{capitalized('; '.join(parts))}.{restarted}"
+    text = f"{attempt}{capitalized(where + '; '.join(parts))}.{reason}{restarted}"
     # (messages and file names are the program's own: nothing of them may steer a terminal)
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _first(event: JobBroken, *, hosts: bool) -> str:
     if not event.first:
-        where = " on this host" if hosts else ""
-        return f"no rank is known to have gone first{where}"
+        here = hosts and len({host for departure in event.others for host in departure.hosts}) == 1
+        return f"no rank is known to have gone first{' on this host' if here else ''}"
     if len(event.first) > 1:
         listed = "; ".join(f"{_subject(each, hosts=hosts)}: {_how(each)}" for each in event.first[:_MAX_SHOWN])
         return f"it is not certain which rank went first: {listed}"
@@ -55,6 +59,8 @@ def _how(departure: Departure) -> str:
             return f"{_status(departure)}, while the rank was{where}"
         case "left":
             return f"it ended in order (exit status 0){where}"
+        case "silent":
+            return f"the host no longer reports; last{where}"
         case "died" | "gave_up":
             return f"it died{where} (exit status unknown)"
     return f"{_status(departure)}{where}"
@@ -65,6 +71,8 @@ def _followed(departure: Departure, event: JobBroken) -> str:
     many = len(departure.ranks) > 1
     if departure.how == "gave_up":
         return f"{ranks}{then} failed{_where(departure)}: {departure.message}"
+    if departure.how == "silent":
+        return f"the host of {ranks} no longer reports"
     if departure.how in ("raised", "worker"):
         return f"{ranks}{then} failed: {_how(departure)}"
     if departure.how == "killed":

@@ -52,6 +52,7 @@ from sftriage.model.events import (
     TakenOver,
     WindowJudged,
 )
+from sftriage.model.hangs import Call, Hang, SourceLine
 from sftriage.model.verdicts import Label, Lost, OwnWork, Pattern, Regression, Scope, Suspect, Verdict
 from sftriage.policy.in_force import change_lines
 from sftriage.policy.state import losses_of
@@ -360,6 +361,17 @@ def manifests() -> Rows:
             yield f"{capture.capture.role}, in short", captured_words(capture.model_copy(update=found))
 
 
+MISMATCH = Hang(
+    "different_sizes",
+    (2,),
+    ("node-0",),
+    group_ranks=(0, 1, 2, 3),
+    number=126,
+    call=Call("all_reduce", ((3,),), ("Float",), (SourceLine("check", "/job/train.py", 52),)),
+    others=(0, 3),
+    other_call=Call("all_reduce", ((4,),), ("Float",), (SourceLine("train", "/job/train.py", 91),)),
+    numbers={"hosts": 1.0},
+)
 FOLLOWED = (
     Departure(
         (0, 1),
@@ -397,6 +409,8 @@ TOLD: dict[type, list[Event]] = {
         JobBroken(NOON_S, 0, (Departure((0,), "exited", (), 3, stage="", step=60),)),
         JobBroken(NOON_S, 0, (Departure((1,), "exited", (), 3, stage="data", step=60), Departure((2,), "killed", (), -11, stage="data", step=60)), FOLLOWED[1:], 4),
         JobBroken(NOON_S, 0, (), FOLLOWED, 8),
+        JobBroken(NOON_S, 0, (Departure((2, 3), "silent", ("node-1",), stage="backward", step=60),), FOLLOWED[:1], 4),
+        JobBroken(NOON_S, 0, (Departure((1,), "killed", (), -6, stage="backward", step=60),), FOLLOWED[:1], 4, mismatch=MISMATCH),
     ],
     JobPaused: [JobPaused(NOON_S, 0, 240, 240, 55.2, "backward", "in_sync"), JobPaused(NOON_S, 0, 240, 242, 190.0, "data", "in_own_work")],
     JournalCompacted: [],

@@ -28,10 +28,13 @@ from sftriage.fleet.wire import (
     decode_shipment,
     encode,
     encode_evidence,
+    fitting,
     parts,
 )
 from sftriage.mitigate.switching import Request, Setting, StageTimes
 from sftriage.model.captures import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
+from sftriage.model.ends import HostEnds, RankEnd
+from sftriage.model.events import Place
 from sftriage.model.hangs import Call, GroupCalls, RankEvidence, SourceLine, ThreadEvidence, Wait, WorkerEvidence
 from sftriage.model.windows import COUNTERS, GpuFindings, ReadCounts, StageSchema
 from sftriage.trainer.layout import MAX_COUNT
@@ -82,6 +85,23 @@ def step_arrays(draw, schema, ranks):
     return StepArrays(schema, rank_B, slots_BW, counted_BC)
 
 
+CALL = Call("all_reduce", ((3,),), ("Float",), (SourceLine("train", "/job/train.py", 91, own=True),))
+GROUPS_OF_CALL = (GroupCalls("0", "", None, 9, (0,)),)
+ENDS = HostEnds(
+    (
+        RankEnd(1, 71, "node-a", 5.5, 60, "backward", True, False, -6, False, "RuntimeError", "reset", ("a",)),
+        RankEnd(
+            0,
+            place=Place("train", "a.py", 3),
+            workers={77: -9},
+            calls=(CALL,),
+            groups=(GroupCalls("0", "", None, 9, (0,)),),
+        ),
+    ),
+    *(2, 1, 4.5, 0.25, 0.125),
+)
+
+
 @st.composite
 def shipments(draw):
     some = []
@@ -110,6 +130,7 @@ def shipments(draw):
         reports=draw(st.sampled_from([(), (Report(result, hangs=True, stored_bytes=9),)])),
         over=draw(st.booleans()),
         switches=draw(st.sampled_from([None, (), GROUPS])),
+        ends=draw(st.sampled_from([None, HostEnds(), ENDS])),
     )
 
 
@@ -165,6 +186,22 @@ def test_many_rows_are_sent_in_parts_that_are_them(count, device, ranks, room):
     assert [one.device_over for one in sent] == [()] * (len(sent) - 1) + [(0,)]
 
 
+def test_ends_that_are_too_large_for_a_message_lose_their_calls_first_and_then_earlier_attempts():
+    random = np.random.default_rng(1)
+
+    def ended(rank, attempt, n_bytes):
+        return RankEnd(rank, attempt=attempt, message=random.bytes(n_bytes).hex()[:n_bytes])
+
+    with_calls = dataclasses.replace(ended(0, 1, 9), calls=(CALL,), groups=GROUPS_OF_CALL)
+    assert fitting(HostEnds((with_calls,))).ranks == (with_calls,)
+    large = dataclasses.replace(with_calls, calls=(dataclasses.replace(CALL, op=random.bytes(1 << 18).hex()),))
+    (found,) = fitting(HostEnds((large,))).ranks
+    assert found == dataclasses.replace(with_calls, calls=(), groups=())
+    many = HostEnds(tuple(ended(rank, attempt, 9000) for rank in range(8) for attempt in range(9)))
+    assert [end.attempt for end in fitting(many).ranks] == [8] * 8
+    assert fitting(HostEnds(tuple(ended(rank, 0, 9000) for rank in range(99)))).ranks == ()
+
+
 def test_rows_that_nothing_packs_have_room_in_a_message():
     wide = StageSchema.closed(tuple(f"s{n}" for n in range(31)), tuple(f"s{n}" for n in range(31)))
     random = np.random.default_rng(1)
@@ -185,8 +222,11 @@ SENT = {
         counts=ReadCounts(1, 2, 3, {"ring": "torn"}),
         reports=(Report(RESULT, True, 9),),
         switches=(group((0, 1)), group(ranks=(7, 3, 5), name="rank-7.0.switch")),
+        ends=ENDS,
     ),
-    decode_orders: Orders(7, (OF_A_PROCESS,), switches={"rank-7.0.switch": Setting.of_plan((3, 2, 1))}),
+    decode_orders: Orders(
+        7, (OF_A_PROCESS,), switches={"rank-7.0.switch": Setting.of_plan((3, 2, 1))}, broken=("a", "b")
+    ),
     decode_findings: GPUS,
     decode_query: (1, 2, 3),
 }

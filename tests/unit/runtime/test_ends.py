@@ -57,8 +57,8 @@ def exits_at_once(_):
 )
 def test_a_ring_has_the_stage_in_which_its_rank_ended(tmp_path, forked, capsys, act, step, stage):
     pid = forked(act)
-    ((end, attempt, world_size),) = ends_in(tmp_path)
-    assert (end.pid, end.step, end.stage, attempt, world_size) == (pid, step, stage, 0, 1)
+    ((end, world_size),) = ends_in(tmp_path)
+    assert (end.pid, end.step, end.stage, end.attempt, world_size) == (pid, step, stage, 0, 1)
     assert (end.alive, end.status, end.time_s) == (False, None, None)
 
 
@@ -80,8 +80,8 @@ def test_a_rank_that_has_recorded_nothing_is_known_by_its_notes_alone(tmp_path):
         '{"time_s": 1.0, "rank": 1, "attempt": 2, "world_size": 4}\n{"time_s": 2.0, "status": 1}\n'
     )
     ends_file(tmp_path, 4712).write_text('{"time_s": 1.0, "rank": "x"}\n')
-    ((end, attempt, world_size),) = ends_in(tmp_path)
-    assert (end.rank, end.pid, end.step, end.status, attempt, world_size) == (1, 4711, -1, 1, 2, 4)
+    ((end, world_size),) = ends_in(tmp_path)
+    assert (end.rank, end.pid, end.step, end.status, end.attempt, world_size) == (1, 4711, -1, 1, 2, 4)
 
 
 def test_each_attempt_of_a_job_has_its_own_first_rank(tmp_path):

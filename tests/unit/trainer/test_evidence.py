@@ -122,7 +122,7 @@ def test_a_pending_call_to_one_rank_names_it_by_its_rank_in_the_job(monkeypatch)
     monkeypatch.setattr(evidence, "_groups", lambda: {"0": Group("0", "default_pg", (4, 5, 6, 7), frozenset({"nccl"}))})
     monkeypatch.setattr(evidence, "_entries", lambda: ([entry(0, "recv 1<-0", is_p2p=True, **OPEN)], ""))
     found = Found(threads=(ThreadEvidence("MainThread", True, ()),))
-    evidence._add_calls(found)
+    evidence._add_calls(found, None)
     assert (found.threads[0].wait.peer, found.problems) == (4, [])
 
 

@@ -1,11 +1,14 @@
 """Which rank went first: a table of how all ranks of a job ended."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 
+from sftriage.model.ends import HostEnds, RankEnd
 from sftriage.model.events import Place
-from sftriage.verdict.departures import TIE_S, JobEnd, RankEnd, broken_by
+from sftriage.trainer.evidence import Group, calls_of
+from sftriage.verdict.departures import TIE_S, JobEnd, broken_by, broken_in, with_memory
 
 AT_S = 1_700_000_000.0
 SOON_S, LATER_S = AT_S + 0.02, AT_S + 1.0
@@ -92,6 +95,21 @@ FIRST = {
         (2,),
         "died",
     ),
+    "a rank that its exchange failed for, before others ended of which no parent tells": (
+        (failed(2, "gloo::EnforceNotMet", status=None, sent=False), end(0, LATER_S), end(1, LATER_S)),
+        (2,),
+        "raised",
+    ),
+    "the first to end of those of which no parent tells": (
+        (end(1), failed(0, status=None, sent=False), end(3, AT_S + 0.001), failed(2, CLOSED, status=None, sent=False)),
+        (1,),
+        "died",
+    ),
+    "a rank of a host that does not report": (
+        (end(2, None, silent=True), failed(0), failed(1), ended(3)),
+        (2,),
+        "silent",
+    ),
     "the only rank exits": ((end(0, status=3),), (0,), "exited"),
 }
 
@@ -107,6 +125,14 @@ def test_the_rank_whose_end_is_no_consequence_went_first(happened):
 
 
 NONE = {
+    "several ended in the same turn, and no parent tells how": (
+        (end(1), end(3), failed(0, status=None, sent=False)),
+        1,
+    ),
+    "a rank aborts, and another host does not report": (
+        (end(1, stage="backward", status=-6), failed(0), end(2, None, silent=True)),
+        1,
+    ),
     "all ranks give up waiting for one that hangs": (
         (failed(0, TIMEOUT), failed(1, TIMEOUT), ended(2, stage="data")),
         2,
@@ -168,6 +194,67 @@ def test_ranks_that_end_at_once_in_different_ways_are_all_named_since_it_is_not_
     assert [departure.ranks for departure in broken_by(ends, JobEnd(), LATER_S).first] == [(1,)]
 
 
+@pytest.mark.parametrize(("margin_s", "certain"), [(0.1, True), (2.0, False)])
+def test_ends_on_two_hosts_have_an_order_only_where_their_clocks_are_close_enough(margin_s, certain):
+    # GIVEN two ranks that exit, a second after each other by clocks that agree to some margin
+    hosts = [
+        HostEnds((end(1, margin_s=margin_s, status=3), failed(0)), 3, status=1),
+        HostEnds((replace(end(2, LATER_S, margin_s=margin_s, status=4), host="node-2"),), 3, status=1),
+    ]
+    (broken,) = broken_in(hosts, LATER_S)
+    assert [departure.ranks for departure in broken.first] == ([(1,)] if certain else [(1,), (2,)])
+    # AND the order of those of one host is certain in any case
+    (broken,) = broken_in([replace(hosts[0], ranks=(*hosts[0].ranks, end(2, LATER_S, status=4)))], LATER_S)
+    assert [departure.ranks for departure in broken.first] == [(1,)]
+
+
+def test_a_job_has_succeeded_where_all_of_its_launchers_have():
+    well, ill = HostEnds((end(0, status=0),), 2, status=0), HostEnds((end(1, status=1),), 2, status=1)
+    assert broken_in([well, well], AT_S) == []
+    (broken,) = broken_in([well, ill], AT_S)
+    assert (broken.first[0].ranks, broken.world_size) == ((1,), 2)
+
+
+def called(rank: int, *sizes: int, backend: str = "gloo", **about) -> RankEnd:
+    """A rank whose exchange has failed in the last of its calls of all_reduce, the 126th of its group."""
+    last = len(sizes) - 1
+    entries = [
+        {
+            "process_group": ("0", "default_pg"),
+            "collective_seq_id": 126 - last + at,
+            "profiling_name": f"{backend}:all_reduce",
+            "input_sizes": [[size]],
+            "input_dtypes": ["Float"],
+            "frames": [{"name": "train", "filename": "/job/train.py", "line": 52 if rank == 2 else 91}],
+            # (NCCL knows what has not ended; Gloo counts a failed call as ended)
+            "retired": backend == "gloo",
+            "state": "completed" if backend == "nccl" and at < last else "started",
+        }
+        for at, size in enumerate(sizes)
+    ]
+    calls, groups, _ = calls_of(entries, {"0": Group("0", "default_pg", (0, 1, 2, 3), frozenset({backend}))}, None)
+    return failed(rank, **{"calls": calls, "groups": groups, **about})
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_an_exchange_that_ranks_call_differently_is_the_reason_for_its_failure(backend):
+    # GIVEN a rank that Gloo or NCCL has aborted, which called nothing wrong, and whose calls are unknown
+    aborted = end(1, stage="backward", status=-6)
+    ends = aborted, *(called(rank, 4, 4, 3 if rank == 2 else 4, backend=backend) for rank in (0, 2, 3))
+    broken = broken_by(ends, JobEnd(world_size=4), LATER_S)
+    assert broken.first[0].ranks == (1,)
+    hang = broken.mismatch
+    assert (hang.kind, hang.ranks, hang.others, hang.number) == ("different_sizes", (2,), (0, 3), 126)
+    assert (hang.call.sizes, hang.other_call.sizes) == (((3,),), ((4,),))
+    assert (hang.call.frames[0].line, hang.other_call.frames[0].line) == (52, 91)
+
+
+def test_an_exchange_that_ranks_call_alike_or_whose_calls_are_unknown_has_no_such_reason():
+    alike = [called(rank, 4, 4) for rank in (0, 2, 3)]
+    for ends in (alike, [called(2, 4, 3), failed(0)]):
+        assert broken_by((end(1, status=3), *ends), JobEnd(world_size=4), LATER_S).mismatch is None
+
+
 def test_what_is_known_of_an_end_is_kept_with_it():
     (first,) = broken_by((end(2, status=1, error="KeyError", message=IN_WORKER, place=LINE),), JobEnd(), AT_S).first
     # (the line of the worker, below torch's)
@@ -184,17 +271,17 @@ def test_what_is_known_of_an_end_is_kept_with_it():
 
 
 @pytest.mark.parametrize(
-    ("status", "job", "expected"),
+    ("status", "killed", "by_cgroup", "expected"),
     [
-        (-9, JobEnd(out_of_memory=True, limit_bytes=8 << 30), ("cgroup", 8 << 30)),
-        (-9, JobEnd(killed=frozenset({1002})), ("kernel_log", None)),
-        (-9, JobEnd(killed=frozenset({7})), ("", None)),
-        (-9, JobEnd(), ("", None)),
-        (-11, JobEnd(out_of_memory=True), ("", None)),
+        (-9, {}, True, ("cgroup", 8 << 30)),
+        (-9, {1002}, False, ("kernel_log", 8 << 30)),
+        (-9, {7}, False, ("", None)),
+        (-11, {}, True, ("", None)),
     ],
 )
-def test_a_rank_that_was_killed_is_out_of_memory_only_where_the_kernel_says_so(status, job, expected):
-    (first,) = broken_by((end(2, status=status), failed(0)), job, AT_S).first
+def test_a_rank_that_was_killed_is_out_of_memory_only_where_the_kernel_says_so(status, killed, by_cgroup, expected):
+    ended = with_memory(end(2, status=status), killed, 8 << 30, by_cgroup=by_cgroup)
+    (first,) = broken_by((ended, failed(0)), JobEnd(), AT_S).first
     assert (first.out_of_memory, first.limit_bytes) == expected
 
 
