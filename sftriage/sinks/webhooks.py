@@ -48,19 +48,19 @@ _SEVERITIES: Mapping[str, Severity] = {"stalled": "critical", "suspect": "warnin
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message about a ``decision``. All attempts to deliver it share its ``number``."""
+    """A message about a ``decision``, or about the end of the job. All attempts to deliver it share its ``number``."""
 
-    kind: Literal["decision", "cause", "remedy"]
+    kind: Literal["decision", "cause", "remedy", "broken"]
     number: str
     time_s: float
-    decision: Decision
+    decision: Decision | None
     data: Mapping[str, Any]
     text: str
 
     @property
     def severity(self) -> Severity:
         """How urgent it is: a job that hangs computes nothing until a person acts."""
-        return _SEVERITIES.get(self.decision.label, "info")
+        return "critical" if self.decision is None else _SEVERITIES.get(self.decision.label, "info")
 
     def event(self, job: str, run: str) -> bytes:
         """The message as a CloudEvent (1.0, JSON format, structured mode)."""
@@ -72,12 +72,12 @@ class Message:
             "type": f"dev.sftriage.{self.kind}",
             "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "datacontenttype": "application/json",
-            "subject": span(self.decision.first_step, self.decision.last_step),
+            "subject": "job" if self.decision is None else span(self.decision.first_step, self.decision.last_step),
             "data": {
                 "job": job,
                 "run": run,
                 "severity": self.severity,
-                "rules": list(self.decision.notify),
+                "rules": [] if self.decision is None else list(self.decision.notify),
                 **self.data,
             },
         }
@@ -119,6 +119,13 @@ def remedied(found: events.RemedyChanged, decision: Decision) -> Message:
     data = {"decision_id": event_id(decision), "remedy": {"says": text, **msgspec.to_builtins(found)}}
     number = f"{found.attempt}-{found.rank}-{found.state}-{round(1000 * found.time_s)}"
     return Message("remedy", number, found.time_s, decision, data, text)
+
+
+def broken(event: events.JobBroken) -> Message:
+    """A message about a job, or an attempt of it, that ended early."""
+    values = {name: value for name, value in msgspec.to_builtins(event).items() if name not in ("type", "version")}
+    text = event_sentence(event)
+    return Message("broken", f"{event.attempt}-broken", event.time_s, None, {"broken": {"says": text, **values}}, text)
 
 
 def event_id(decision: Decision) -> str:
@@ -236,7 +243,7 @@ def _reason_of(error: BaseException) -> str:
 
 
 class Webhooks(Sink):
-    """Posts a run's decisions, causes and remedies; ``rules`` returns the rules in force, by name.
+    """Posts a run's decisions, causes, remedies and early end; ``rules`` returns the rules in force, by name.
 
     Once a capture shows the cause, a second message about the same steps follows. Later decisions about that suspect
     contain the cause.
@@ -278,6 +285,10 @@ class Webhooks(Sink):
                 self._explained(event)
             case events.RemedyChanged():
                 self._remedied(event)
+            case events.JobBroken():
+                # (a rule that notifies of a job that hangs notifies of this too)
+                rules = [name for name, rule in self._rules().items() if rule.match.label == "stalled"]
+                self._send(rules, "the end of the job", partial(broken, event))
 
     def _requested(self, triggers: Mapping[str, Trigger], stall: _Suspect | None = None) -> None:
         for capture_id, trigger in triggers.items():
@@ -312,12 +323,14 @@ class Webhooks(Sink):
             self._post(newest, partial(remedied, found, newest))
 
     def _post(self, decision: Decision, make: Callable[[], Message]) -> None:
-        for webhook in _webhooks_of(self._rules(), decision.notify):
+        self._send(decision.notify, span(decision.first_step, decision.last_step), make)
+
+    def _send(self, rules: Iterable[str], about: str, make: Callable[[], Message]) -> None:
+        for webhook in _webhooks_of(self._rules(), rules):
             if webhook not in self._queues:
                 self._queues[webhook] = DeliveryQueue(_name_of(webhook), CAPACITY)
                 self._queues[webhook].start()
-            steps = span(decision.first_step, decision.last_step)
-            self._queues[webhook].put(partial(self._deliver, webhook, steps, make))
+            self._queues[webhook].put(partial(self._deliver, webhook, about, make))
 
     def close(self) -> None:
         """Deliver queued messages within `CLOSE_S` of the first call."""
@@ -327,7 +340,7 @@ class Webhooks(Sink):
         queues, self._queues = self._queues, {}
         close_all(queues.values(), self.close_by_s)
 
-    def _deliver(self, webhook: Webhook, steps: str, make: Callable[[], Message]) -> None:
+    def _deliver(self, webhook: Webhook, about: str, make: Callable[[], Message]) -> None:
         give_up_by_s, retry = time.monotonic() + GIVE_UP_S, RETRY
         while True:
             try:
@@ -348,7 +361,7 @@ class Webhooks(Sink):
                 log.warning("notify %s: %s; trying again", _name_of(webhook), error)
             if not again or not self._wait(due_s):
                 tries = len(retry.history)
-                log.error("notify %s: gave up on %s after %d tries: %s", _name_of(webhook), steps, tries, error)
+                log.error("notify %s: gave up on %s after %d tries: %s", _name_of(webhook), about, tries, error)
                 return
 
     def _attempt(self, webhook: Webhook, message: Message) -> None:

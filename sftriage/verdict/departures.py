@@ -123,7 +123,7 @@ def _class_of(end: RankEnd) -> _Class:
     if end.error:
         return "followed" if reason_of(end) else "first"
     if end.status is None:
-        return "unknown"
+        return "ended" if end.sent else "unknown"
     if end.status == 0:
         return "left"
     return "ended" if end.sent else "first"
@@ -155,7 +155,7 @@ def _first(ranks: Sequence[RankEnd], classes: Mapping[int, _Class]) -> list[Rank
     if silent := [end for end in unknown if end.silent]:
         return silent if len(silent) == len(unknown) and len({end.host for end in silent}) == 1 else []
     gone = _earliest([end for end in unknown if not _is_later(end, failed_s)], 0.0)
-    return gone if len(gone) == 1 and not of("ended") else []
+    return gone if len(gone) == 1 and (gone[0].time_s is not None or not of("ended")) else []
 
 
 def _first_s(ends: Iterable[RankEnd]) -> float | None:

@@ -62,7 +62,7 @@ def _how(departure: Departure) -> str:
         case "silent":
             return f"the host no longer reports; last{where}"
         case "died" | "gave_up":
-            return f"it died{where} (exit status unknown)"
+            return f"it died{where}, exit status unknown"
     return f"{_status(departure)}{where}"
 
 

@@ -52,6 +52,8 @@ def test_a_job_whose_rank_aborts_ends_with_the_rank_that_went_first(tmp_path):
     # THEN the last sentence of the job names that one, and its signal
     assert row.result == "right", row
     assert "SIGABRT" in row.sentence
+    # AND the call of the rank with the other type, which is the reason
+    assert "Rank 2 called all_reduce of 3 doubles in other_dtype (hanging.py:" in row.sentence
 
 
 @pytest.mark.parametrize(("kind", "stalled_after_s"), [("healthy", None), ("healthy_checkpoint", STALLED_AFTER_S)])

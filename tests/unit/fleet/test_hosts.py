@@ -23,6 +23,7 @@ from sftriage.fleet.hosts import (
 from sftriage.fleet.over_nats import GONE_S, all_over, of_all
 from sftriage.fleet.wire import Incarnation
 from sftriage.mitigate.switching import UNLIKE, Request, Setting
+from sftriage.model.ends import HostEnds, RankEnd
 from sftriage.model.windows import GpuFindings, StageSchema
 from sftriage.windows.rings import status_of
 from tests.unit.fleet.shipments import SCHEMA, group, info, rows, shipment, status
@@ -79,6 +80,29 @@ def test_its_members_change_with_the_generations(generations):
     other = replace(first, ranks={**first.ranks, 1: second})
     _, (some,) = heard(generations, other, at_s=2001.0, host=host)
     assert {one.generation: sorted(one.of) for one in some} == {0: [0], 1: [1]}
+
+
+def test_how_its_ranks_ended_is_on_the_hubs_clock_and_in_the_generations_of_the_job(generations):
+    # GIVEN a host whose fifth start is the first of the job, and whose sixth never recorded
+    ends = HostEnds((RankEnd(0, attempt=4, time_s=100.0), RankEnd(1, attempt=5)), 4, 1, 101.0, 90.0, 0.5)
+    host, _ = heard(generations, rows(generation=4), at_s=1010.0, over=True, ends=ends)
+    host.heard(shipment(mono_ns=1010 * 10**9), 1012.0, 1012.0)
+    # THEN what has been sent once counts, whatever follows
+    found = host.ended()
+    assert [(end.attempt, end.margin_s) for end in found.ranks] == [(0, 0.5), (1, 0.5)]
+    assert [found.ranks[0].time_s, found.signalled_s] == pytest.approx([10.0, 11.0], abs=1e-3)
+    assert (found.ranks[1].time_s, found.status, found.world_size) == (None, 1, 4)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_ranks_whose_host_reports_no_end_are_where_they_were_last_heard_of(generations, silent):
+    host, _ = heard(generations, rows(), status=status())
+    host.silent = silent
+    assert {(end.rank, end.host, end.step, end.stage, end.sync) for end in host.ended().ranks} == {
+        (rank, "node-a", 7, "backward", True) for rank in (0, 1)
+    }
+    assert {(end.silent, end.alive) for end in host.ended().ranks} == {(True, not silent)}
+    assert Host(generations).ended().ranks == ()
 
 
 @pytest.mark.parametrize("silent", [False, True])

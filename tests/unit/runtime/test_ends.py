@@ -7,7 +7,7 @@ import pytest
 from sftriage.runtime.ends import JobEnds, KernelLog, MemoryCgroups, ends_in, memory_cgroups
 from sftriage.trainer.ends import ends_file
 from sftriage.trainer.monitor import Monitor
-from tests.integration.processes import kill
+from tests.integration.processes import kill, wait_until
 
 
 @pytest.fixture
@@ -82,6 +82,27 @@ def test_a_rank_that_has_recorded_nothing_is_known_by_its_notes_alone(tmp_path):
     ends_file(tmp_path, 4712).write_text('{"time_s": 1.0, "rank": "x"}\n')
     ((end, world_size),) = ends_in(tmp_path)
     assert (end.rank, end.pid, end.step, end.status, end.attempt, world_size) == (1, 4711, -1, 1, 2, 4)
+
+
+def test_the_end_of_a_rank_has_a_time_though_its_parent_reports_nothing(tmp_path):
+    # GIVEN a rank that is known
+    ends = JobEnds(tmp_path)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(write)
+        Monitor(rank=1, world_size=2, rings=tmp_path)
+        os.read(read, 1)
+        os._exit(7)
+    wait_until(lambda: ends_file(tmp_path, pid) in ends._known)
+    # WHEN it ends
+    os.close(write)
+    wait_until(lambda: ends.of_host().ranks[0].time_s)
+    ends.close()
+    os.close(read)
+    os.waitpid(pid, 0)
+    ((end, _),) = ends_in(tmp_path)
+    assert (end.rank, end.alive, end.status) == (1, False, None)
 
 
 def test_each_attempt_of_a_job_has_its_own_first_rank(tmp_path):

@@ -14,7 +14,7 @@ import urllib3
 from msgspec.structs import replace as replaced
 
 from sftriage.model.captures import Decision, Trigger
-from sftriage.model.events import CauseFound, PolicyChanged, RemedyChanged, WindowJudged
+from sftriage.model.events import CauseFound, Departure, JobBroken, PolicyChanged, RemedyChanged, WindowJudged
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.policy.schema import Rule, Webhook
 from sftriage.sinks import webhooks
@@ -490,6 +490,24 @@ def test_why_a_job_hangs_is_critical_and_first_in_the_message(make, hook):
     webhooks.take(replaced(HANG, capture_id="next", code="unknown", sentence="It is not known."))
     assert hook.next()[2] == {"text": "[critical] res net: It is not known. Compare."}
     webhooks.close()
+    assert hook.received.empty()
+
+
+def test_a_job_that_ends_early_is_critical_where_a_rule_notifies_of_stalls(make, hook):
+    # GIVEN a rule about stragglers with one destination, and one about stalls with another
+    webhooks, RULES["page-me"] = make(), rule("page-me", SLACK)
+    about = {
+        "name": "hangs",
+        "match": {"label": "stalled"},
+        "notify": [{"webhook": CLOUD.model_dump(exclude_none=True)}],
+    }
+    RULES["hangs"] = Rule.model_validate(about)
+    webhooks.take(JobBroken(1_800_000_000.25, 0, (Departure((2,), "exited", status=3, stage="data", step=60),)))
+    webhooks.close()
+    sent = hook.next()[2]
+    assert (sent["type"], sent["subject"], sent["data"]["severity"]) == ("dev.sftriage.broken", "job", "critical")
+    assert sent["data"]["broken"]["says"] == "Rank 2 ended: exit status 3 in data (step 60)."
+    assert sent["data"]["broken"]["first"][0]["ranks"] == [2]
     assert hook.received.empty()
 
 

@@ -105,6 +105,11 @@ FIRST = {
         (1,),
         "died",
     ),
+    "a rank that ends before others that a launcher ends, which reports no status": (
+        (end(1), failed(0, status=None), ended(3, status=None)),
+        (1,),
+        "died",
+    ),
     "a rank of a host that does not report": (
         (end(2, None, silent=True), failed(0), failed(1), ended(3)),
         (2,),
