@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from sftriage.base.loops import Loop
-from sftriage.base.process import content_of
+from sftriage.base.process import content_of, start_ticks
 from sftriage.errors import RingError
 from sftriage.model.ends import HostEnds, RankEnd
 from sftriage.model.events import JobBroken, Place
@@ -52,12 +52,12 @@ class JobEnds:
     def of_host(self, launcher: Launcher | None = None) -> HostEnds:
         """How the ranks have ended; call it once, when the job has ended."""
         status = None if launcher is None else launcher.exit_status
-        killed, by_cgroup = self._kernel_log.killed(), self._memory.killed()
+        killed, limit_bytes, by_cgroup = self._kernel_log.killed(), self._memory.limit_bytes(), self._memory.killed()
         ranks, world_size = [], 1
         for end, of_world in ends_in(self._rings):
             if launcher is not None and end.pid == launcher.pid and end.status is None:
                 end = replace(end, status=status)
-            ranks.append(with_memory(end, killed, self._memory.limit_bytes(), by_cgroup=by_cgroup))
+            ranks.append(with_memory(end, killed, limit_bytes, by_cgroup=by_cgroup))
             world_size = max(world_size, of_world)
         signalled_s = None if launcher is None else launcher.signalled_s
         return HostEnds(tuple(ranks), world_size, status, signalled_s, time.time() - time.monotonic())
@@ -76,11 +76,16 @@ class JobEnds:
     def _note_ends(self) -> None:
         """Note ranks that have ended since the last turn. Of those that end in two turns, the order is certain."""
         for path in {*self._rings.glob("rank-ends.*")} - self._known:
+            pid, ticks = int(path.suffix[1:]), _notes_of(path).get("ticks")
+            if ticks is None:
+                continue
             self._known.add(path)
-            with contextlib.suppress(OSError, ValueError):
-                descriptor = os.pidfd_open(int(path.suffix[1:]))
-                self._descriptors[descriptor] = int(path.suffix[1:])
-                self._poll.register(descriptor, select.POLLIN)
+            # (in another container, the number is that of another process)
+            with contextlib.suppress(OSError, AttributeError):
+                if start_ticks(pid) == ticks:
+                    descriptor = os.pidfd_open(pid)
+                    self._descriptors[descriptor] = pid
+                    self._poll.register(descriptor, select.POLLIN)
         ended, time_s = self._poll.poll(POLL_S * 1e3), time.time()
         for descriptor, _ in ended:
             self._poll.unregister(descriptor)

@@ -149,9 +149,10 @@ class HostRun:
             if self._controller is not None:
                 self._see_off(self._controller, launcher, terminated=terminated)
             broken = self._broken(launcher)
-            # (the controller logs it on its own host)
-            for sentence in broken or () if self._controller is None else ():
-                log.warning(sentence)
+            # (the controller logs it on its own host; one of those that share an output is enough)
+            if broken and self._controller is None and self._log_leader.should_log():
+                for sentence in broken:
+                    log.warning("%s", sentence)
             for event in broken_in([ends], time.time()) if broken is None and launcher.status else ():
                 # (on other hosts, ranks only followed)
                 (log.warning if event.first else show)(broken_sentence(event, self._name))

@@ -3,7 +3,7 @@
 Only the parent of a process learns its exit status, and only the process itself its uncaught exception. So each rank
 has a file beside its ring, named by its process, of JSON lines with a ``time_s`` since the epoch::
 
-    {"rank": 2, "attempt": 0, "world_size": 4}               by itself, as it begins
+    {"rank": 2, "attempt": 0, "world_size": 4, "ticks": 7}   by itself, as it begins; when it was started
     {"error": TYPE, "message": TEXT, "chain": [TEXT, ...], "place": [FUNCTION, FILE, LINE] or null}   by itself
     {"stage": NAME}                                          by itself, with the exception
     {"calls": [...], "groups": [...]}                        by itself, where an exchange may have failed
@@ -59,7 +59,8 @@ def enrol(rings: Path, rank: int, attempt: int, world_size: int) -> None:
                 old.unlink()
     with contextlib.suppress(Exception):
         os.close(create(path))
-    append_end(path, {"rank": rank, "attempt": attempt, "world_size": world_size})
+    about = {"rank": rank, "attempt": attempt, "world_size": world_size}
+    append_end(path, {**about, "ticks": start_ticks(os.getpid())})
 
 
 def watch(rings: Path) -> None:

@@ -1,6 +1,7 @@
 """Real jobs under torchrun on several hosts that start again: which ranks belong together is never mixed up."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from sftriage.windows.logs import LogReader
 from tests.integration.namespaces import hosts_of
 from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, wait_until
-from tests.integration.runs import captures, named, verdicts
+from tests.integration.runs import captures, named, on_record, verdicts
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
@@ -194,6 +195,13 @@ def test_a_trainer_that_dies_is_another_generation_for_all_ranks(tmp_path, envir
         # AND of the capture of the start before nothing has changed
         assert job.captures[asked] == kept
         assert_captured(job, start, 1, "node-b", "forward")
+        # AND why it started again is on record, and is the last line of the controller's host
+        (broken,) = on_record(job.run, "broken")
+        assert (broken["attempt"], broken["restarted"]) == (0, True)
+        assert [(departure["ranks"], departure["hosts"]) for departure in broken["first"]] == [([1], ["node-b"])]
+        (said,) = re.findall("sftriage: Attempt 0: (.*)", job.said)
+        assert said.startswith("Rank 1 on node-b went first: ")
+        assert said.endswith("The job was restarted.")
         assert_never_mixed(job, start)
 
 
