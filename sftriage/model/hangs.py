@@ -42,13 +42,15 @@ class Call:
     """A collective as the flight recorder has it: equal calls of a rank share one record.
 
     ``op`` has no backend ("all_reduce"). ``sizes`` and ``dtypes`` are those of the inputs. ``frames`` are a few of the
-    program's own, innermost first; the first is the line of the call.
+    program's own, innermost first; the first is the line of the call. ``function`` is what the program called instead,
+    if torch makes several calls of it ("all_gather_object").
     """
 
     op: str
     sizes: tuple[tuple[int, ...], ...] = ()
     dtypes: tuple[str, ...] = ()
     frames: tuple[SourceLine, ...] = ()
+    function: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +194,16 @@ class Hang:
 
     Attributes:
         kind: see `HangKind`.
-        ranks: the ranks at fault, in order; all ranks of the group for ``all_inside``; none for ``unknown``.
+        ranks: the ranks at fault, in order; those inside for ``all_inside``; none for ``unknown``.
         hosts: their hosts, without repetition.
         group: the name of the process group, "" if it is the default one; ``group_ranks`` are its members.
         number: the sequence number of the call in that group at which the ranks part.
-        call: what ``ranks`` called there; None if they called nothing.
-        others: the other ranks of the group, which are there; ``other_call`` is what they called.
+        call: what ``ranks`` called there; None if they called nothing. ``sides``: the same by ranks, the most first, if
+            they called different things; those of a few only.
+        others: the other ranks of the group, which are there, or have left it; ``other_call`` is what they called.
         blocked: where ``ranks`` are, for the first few of them.
         elsewhere: the group in which they wait instead, and the number of the call there; ``elsewhere_ranks`` are that
-            group's members, if known.
+            group's members, if known, and ``awaited`` those that have not come to it.
         shift: how many calls a rank that ``skipped`` some or called ``extra`` ones is behind or ahead.
         reason: for ``unknown``, why nothing is certain.
     """
@@ -217,6 +220,8 @@ class Hang:
     blocked: tuple[Blocked, ...] = ()
     elsewhere: tuple[str, int] | None = None
     elsewhere_ranks: tuple[int, ...] = ()
+    awaited: tuple[int, ...] = ()
+    sides: tuple[tuple[tuple[int, ...], Call], ...] = ()
     shift: int = 0
     reason: str = ""
     numbers: Mapping[str, float] = field(default_factory=dict)

@@ -43,6 +43,8 @@ LAST_CALLS, MAX_LAST_BYTES, LAST_S = 16, 32 << 10, 1.0
 
 _RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_OBJECTS = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
+"""Functions of torch.distributed that call collectives of sizes, then of bytes."""
 _LOADER = "/torch/utils/data/"
 """Where a main thread waits for a worker."""
 
@@ -297,14 +299,16 @@ def _run(
 
 
 def _call_of(entry: Mapping[str, Any], package: str | None) -> Call:
-    frames = []
+    frames, function = [], ""
     for frame in entry.get("frames", ()):
         if is_own(frame["filename"], package):
             frames.append(line_of(frame["name"], frame["filename"], frame["line"], package))
             if len(frames) == MAX_CALL_FRAMES:
                 break
+        elif not frames and frame["name"] in _OBJECTS:
+            function = frame["name"]
     sizes = tuple(tuple(size) for size in entry.get("input_sizes", ()))
-    return Call(_op_of(entry), sizes, tuple(entry.get("input_dtypes", ())), tuple(frames))
+    return Call(_op_of(entry), sizes, tuple(entry.get("input_dtypes", ())), tuple(frames), function)
 
 
 def _backend_of(entry: Mapping[str, Any]) -> str:

@@ -121,6 +121,8 @@ def blocked_of(rank: RankEvidence) -> Blocked:
     code, inside = _code(rank, frames, wait)
     worker = worker_of(rank.workers) if code == "worker" else None
     about = wait.lock if code in ("lock", "queue", "event") else wait.path
+    if code == "collective" and inside:
+        about = inside.function
     if code == "lock" and not about and place and (found := _LOCK_NAME.search(place.source.strip())):
         about = found[1] or found[2]
     return Blocked(
@@ -157,6 +159,11 @@ def collective_of(frames: Sequence[SourceLine]) -> str:
     """The collective of torch.distributed that a thread is in, by its function; "" if it is in none."""
     found = [frame.function for frame in _below(frames) if _DISTRIBUTED in frame.file]
     return next((function for function in reversed(found) if function in COLLECTIVES), "")
+
+
+def in_torch(frames: Sequence[SourceLine]) -> bool:
+    """Whether a thread is in torch.distributed, in whichever call."""
+    return any(_DISTRIBUTED in frame.file for frame in _below(frames))
 
 
 def in_backward(frames: Sequence[SourceLine]) -> bool:

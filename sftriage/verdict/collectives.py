@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from math import prod
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -63,7 +64,10 @@ class PendingGroup:
 
 
 class Parting(NamedTuple):
-    """The ranks ``odd`` part from ``others`` at a number. ``tie``: as many on each side; ``before``: or earlier."""
+    """The ranks ``odd`` part from ``others`` at a number. ``tie``: as many on each side; ``before``: or earlier.
+
+    ``sides``: some of what ``odd`` called, by ranks, where it is not all the same.
+    """
 
     kind: PartingKind
     number: int
@@ -74,6 +78,7 @@ class Parting(NamedTuple):
     shift: int = 0
     tie: bool = False
     before: bool = False
+    sides: tuple[tuple[tuple[int, ...], Call], ...] = ()
 
 
 def is_default(group: GroupCalls) -> bool:
@@ -161,7 +166,8 @@ class Signatures:
         for call in self._calls:
             op = operation(call.op)
             uneven = op == "all_gather"
-            values = (op, call.dtypes, () if uneven else _sizes(call), call.sizes if uneven else ())
+            counts = tuple(map(prod, _sizes(call)))  # (of elements: 2 x 3 floats go together with 6)
+            values = (op, frozenset(call.dtypes), () if uneven else counts, call.sizes if uneven else ())
             for column, value in zip(columns.values(), values, strict=True):
                 column.append(names.setdefault(value, len(names)) if value else UNKNOWN)
         aspects = {name: np.array([*column, UNKNOWN], np.int32) for name, column in columns.items()}
@@ -246,29 +252,30 @@ class _Streams:
         return self._votes(self.front, uneven, "different_sizes")
 
     def _votes(self, at: int, aspect: Ids, kind: PartingKind) -> Parting:
-        votes = self._sides(at, aspect)
-        (_, most), *rest = sorted(votes.items(), key=lambda side: (-len(side[1]), side[1]))
-        tie = len(rest[0][1]) == len(most)
-        odd = rest[0][1] if tie else sorted(rank for _, side in rest for rank in side)
-        others = sorted({rank for side in votes.values() for rank in side} - set(odd)) if tie else most
+        most, *rest = self._sides(at, aspect)
+        sides = self._sides(at)
+        others = next(side for side in sides if side[0] in most)  # (the same may be called at several lines)
+        odd = sorted(rank for side in rest for rank in side)
+        called = [(tuple(side), self._call(side, at)) for side in sides if side[0] in odd]
         return Parting(
             kind,
             self.start + at,
             tuple(odd),
             tuple(others),
-            self._call(odd, at),
+            called[0][1],
             self._call(others, at),
-            tie=tie,
+            tie=len(rest[0]) == len(most),
+            sides=tuple(called[:MAX_SIDES]) if len(called) > 1 else (),
         )
 
-    def _sides(self, at: int, aspect: Ids | None = None) -> dict[int, list[int]]:
-        """The ranks that called at a number, sorted, by what they called."""
+    def _sides(self, at: int, aspect: Ids | None = None) -> list[list[int]]:
+        """The ranks that called at a number, sorted, by what they called; most of them first."""
         sides: dict[int, list[int]] = {}
         for ranks, signature in zip(self.ranks_C, self.ids_CN[:, at].tolist(), strict=True):
             value = signature if aspect is None else int(aspect[signature])
             if value != UNKNOWN:
                 sides.setdefault(value, []).extend(ranks)
-        return {value: sorted(ranks) for value, ranks in sides.items()}
+        return sorted(map(sorted, sides.values()), key=lambda side: (-len(side), side))
 
     def _call(self, ranks: Sequence[int], at: int) -> Call:
         """What the first of these ranks called."""
@@ -284,7 +291,7 @@ class _Streams:
             if column in tried:
                 continue
             tried.add(column)
-            most, *rest = sorted(self._sides(at).values(), key=lambda side: (-len(side), side))
+            most, *rest = self._sides(at)
             for odd in rest[:MAX_SIDES]:
                 if shift := self._shift(at, odd, most):
                     return self._behind(at, odd, most, shift, tie=len(rest[0]) == len(most))

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sftriage.model.hangs import Blocked, Call, Hang, HangEvidence, HangKind, RankEvidence
-from sftriage.verdict.blocked import DEAD_STATES, ROOTED, blocked_of, collective_of, in_backward, main_of
-from sftriage.verdict.collectives import Parting, PendingGroup, Signatures, call_at, groups_of, parting_of
+from sftriage.verdict.blocked import DEAD_STATES, ROOTED, blocked_of, collective_of, in_backward, in_torch, main_of
+from sftriage.verdict.collectives import MAX_SIDES, Parting, PendingGroup, Signatures, call_at, groups_of, parting_of
 from sftriage.words.verdicts import some_ranks
 
 MAX_BLOCKED = 8
@@ -36,7 +36,7 @@ class _Front:
     """The first call of a group that has not ended; without a group, as far as stacks show it.
 
     ``waiting`` are the ranks in it or in a later call, ``missing`` those that have not come to it, ``unsure`` those
-    without evidence. ``ended``: how many have left it.
+    without evidence.
     """
 
     group: PendingGroup | None
@@ -44,7 +44,6 @@ class _Front:
     waiting: tuple[int, ...]
     missing: tuple[int, ...]
     unsure: tuple[int, ...]
-    ended: int = 0
 
     @property
     def certain(self) -> bool:
@@ -66,16 +65,22 @@ class _Job:
     by_rank: dict[int, RankEvidence] = field(init=False)
     world: list[int] = field(init=False)
     groups: list[PendingGroup] = field(init=False)
+    ranks_by_pid: dict[tuple[str, int], int] = field(init=False)
     _blocked: dict[int, Blocked] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.by_rank = {rank.rank: rank for rank in self.evidence.ranks}
+        self.ranks_by_pid = {(rank.host, rank.pid): rank.rank for rank in self.evidence.ranks}
         self.world = sorted({*self.by_rank, *range(self.evidence.world_size)})
         self.groups = groups_of(self.evidence.ranks, self.world)
 
     def blocked(self, rank: int) -> Blocked:
         if rank not in self._blocked:
-            self._blocked[rank] = blocked_of(self.by_rank[rank])
+            known = self.by_rank[rank]
+            found = blocked_of(known)
+            holder = _PROCESS.search(found.held_by)
+            peer = self.ranks_by_pid.get((known.host, int(holder[1]))) if holder else found.peer
+            self._blocked[rank] = replace(found, peer=None if peer == rank else peer)
         return self._blocked[rank]
 
     # What is known of a rank
@@ -107,8 +112,7 @@ class _Job:
         unsure = tuple(rank for rank in away if self.unsure(rank))
         missing = tuple(sorted(set(away) - set(unsure)))
         waiting = tuple(sorted(rank for rank in arrived if group.rows[rank].pending))
-        inside = sum(1 for row in group.rows.values() if number in row.pending)
-        return _Front(group, number, waiting, missing, unsure, len(arrived) - inside)
+        return _Front(group, number, waiting, missing, unsure)
 
     def front_by_stacks(self, fronts: Sequence[_Front]) -> Iterable[_Front]:
         """The ranks in a collective that no flight recorder has, by their main thread, and the others."""
@@ -130,12 +134,16 @@ class _Job:
         return bool(collective_of(main.frames)) or (not known.calls and _idle_in_backward(known))
 
     def parted(self, fronts: Sequence[_Front]) -> Hang | None:
-        """The group whose ranks disagree; of several the largest, but one in which a majority agrees."""
+        """The group whose ranks disagree; of several the largest, but one in which a majority agrees.
+
+        Of as many on each side, neither explains that others wait for one of them in another group.
+        """
         signatures, found = Signatures(), list[tuple[_Front, Parting]]()
         for front in fronts:
             if front.group and front.number is not None:
                 missing = bool(front.missing or front.unsure)
-                if parting := parting_of(front.group, self.by_rank, signatures, front.number, missing):
+                parting = parting_of(front.group, self.by_rank, signatures, front.number, missing)
+                if parting and not (parting.tie and self._crossed(front, fronts)):
                     found.append((front, parting))
         if not found:
             return None
@@ -148,9 +156,14 @@ class _Job:
             call=parting.call,
             other_call=parting.other_call,
             blocked=(),
+            sides=parting.sides,
             shift=parting.shift,
             numbers={name: 1.0 for name, holds in flags.items() if holds},
         )
+
+    def _crossed(self, front: _Front, fronts: Sequence[_Front]) -> bool:
+        """Whether ranks that a call lacks wait in another group, which lacks ranks of that call in turn."""
+        return any({*front.missing} & {*each.waiting} and {*each.missing} & {*front.waiting} for each in fronts)
 
     # Waits
 
@@ -175,14 +188,10 @@ class _Job:
             for rank in front.waiting:
                 waits[rank].append(-1 - at)
             waits[-1 - at] = list(front.missing)
-        pids = {(known.host, known.pid): known.rank for known in self.evidence.ranks}
         for known in self.evidence.ranks:
-            if known.threads and known.rank not in waits and not self.dead(known.rank):
-                blocked = self.blocked(known.rank)
-                holder = _PROCESS.search(blocked.held_by)
-                other = pids.get((known.host, int(holder[1]))) if holder else blocked.peer
-                if other is not None and other != known.rank:
-                    waits[known.rank].append(other)
+            blocks = known.threads and known.rank not in waits and not self.dead(known.rank)
+            if blocks and (peer := self.blocked(known.rank).peer) is not None:
+                waits[known.rank].append(peer)
         return waits
 
     def _absent(self, ends: Sequence[int], fronts: Sequence[_Front], waits: _Waits) -> Hang:
@@ -209,6 +218,10 @@ class _Job:
 
     def _complete(self, complete: Sequence[_Front], fronts: Sequence[_Front], waits: _Waits) -> Hang:
         """No rank is missing in these: it is the network, or the collective itself."""
+        unrecorded = {rank for front in fronts if not front.group and front.missing for rank in front.waiting}
+        if stuck := [front for front in fronts if front.group and unrecorded & {*front.missing}]:
+            front = max(stuck, key=lambda each: len(each.waiting))
+            return self._hang("absent", sorted(unrecorded & {*front.missing}), front, front.waiting)
         certain = [front for front in complete if front.certain]
         if not certain:
             if unsure := {rank for front in complete for rank in front.unsure}:
@@ -221,60 +234,70 @@ class _Job:
         front = max(certain, key=lambda each: len(each.waiting))
         if front.group is None:
             return self._by_functions(front)
-        numbers = {"ended": float(front.ended)} if front.ended else {}
-        inside = next(rank for rank in front.waiting if front.number in front.group.rows[rank].pending)
-        call = call_at(self.by_rank[inside], front.group.rows[inside], front.number or 0)
-        if call and (hang := self._by_roots(front, call)):
-            return hang
-        return replace(self._hang("all_inside", front.group.members, front, ()), call=call, numbers=numbers)
+        rows, number = front.group.rows, front.number or 0
+        inside = [rank for rank in front.group.members if rank in rows and number in rows[rank].pending]
+        found = {rank: self._with_root(rank, call_at(self.by_rank[rank], rows[rank], number)) for rank in inside}
+        rooted = {rank: call for rank, call in found.items() if call and call.op.partition(" ")[2]}
+        hang = self._by_operations(front, rooted, len(front.group.members)) if rooted else None
+        if hang is None:
+            left = [rank for rank in front.group.members if rank not in found]
+            named = rooted if left else {*found} - {*rooted}
+            hang = replace(self._hang("all_inside", inside, front, left), call=found[min(named or found)])
+        return replace(hang, number=number)
 
-    def _by_roots(self, front: _Front, call: Call) -> Hang | None:
-        """All ranks are in the same collective, which no recorder has the root of, but name different roots."""
-        mains = [main_of(self.by_rank[rank].threads) for rank in front.waiting]
-        roots = [main.wait.peer if main and collective_of(main.frames) == call.op else None for main in mains]
-        votes = Counter(roots)
-        if call.op not in ROOTED or None in votes or len(votes) == 1:
-            return None
-        (usual, most), (_, next_most), *_ = votes.most_common()
-        usual = roots[0] if (tie := most == next_most) else usual
-        odd = [rank for rank, root in zip(front.waiting, roots, strict=True) if root != usual]
-        others = [rank for rank in front.waiting if rank not in odd]
-        first, way = next(root for root in roots if root != usual), ROOTED[call.op]
-        hang = self._hang("different_collective", odd, front, others)
-        calls = [replace(call, op=f"{call.op} {way} rank {root}") for root in (first, usual)]
-        numbers = {"tie": 1.0} if tie else {}
-        return replace(hang, call=calls[0], other_call=calls[1], number=front.number, blocked=(), numbers=numbers)
+    def _with_root(self, rank: int, call: Call | None) -> Call | None:
+        """A call with its root, which no recorder has, by the stack of a rank that is in it."""
+        main = main_of(self.by_rank[rank].threads)
+        if not call or call.op not in ROOTED or not main or main.wait.peer is None:
+            return call
+        inside = collective_of(main.frames) == call.op
+        return replace(call, op=f"{call.op} {ROOTED[call.op]} rank {main.wait.peer}") if inside else call
 
     def _by_functions(self, front: _Front) -> Hang:
         """All ranks are in collectives, of which only the functions are known."""
         calls = {rank: self._call_by_stack(rank) for rank in front.waiting}
-        votes = Counter(call.op for call in calls.values())
-        if len(votes) == 1:
-            hang = self._hang("all_inside", front.waiting, front, ())
-            return replace(hang, call=calls[front.waiting[0]], other_call=None)
         several = any(len(rank.groups) > 1 for rank in self.evidence.ranks)
-        if several or "" in votes:
+        ops = {call.op for call in calls.values()}
+        if len(ops) > 1 and (several or "" in ops):
             return self._unknown("the ranks are in different collectives, perhaps of different groups")
-        (usual, most), (_, next_most), *_ = sorted(votes.items(), key=lambda vote: -vote[1])
-        if tie := most == next_most:
-            usual = calls[front.waiting[0]].op
-        odd = [rank for rank in front.waiting if calls[rank].op != usual]
-        others = [rank for rank in front.waiting if calls[rank].op == usual]
-        hang = self._hang("different_collective", odd, front, others)
-        numbers = {"tie": 1.0} if tie else {}
-        return replace(hang, call=calls[odd[0]], other_call=calls[others[0]], blocked=(), numbers=numbers)
+        hang = self._by_operations(front, calls, len(calls))
+        return hang or replace(self._hang("all_inside", front.waiting, front, ()), call=calls[front.waiting[0]])
+
+    def _by_operations(self, front: _Front, calls: Mapping[int, Call], n_ranks: int) -> Hang | None:
+        """Ranks that are in different operations at a time; None if they are in the same.
+
+        Of ``n_ranks``, most have to be in one, if any is to be at fault.
+        """
+        (usual, most), *rest = Counter(call.op for call in calls.values()).most_common()
+        if not rest:
+            return None
+        by_line = defaultdict[object, list[int]](list)
+        for rank, call in calls.items():
+            by_line[call.op, call.frames[:1]].append(rank)
+        sides = sorted(by_line.values(), key=lambda side: -len(side))
+        others = next(side for side in sides if calls[side[0]].op == usual)
+        called = [(tuple(side), calls[side[0]]) for side in sides if calls[side[0]].op != usual]
+        odd = sorted(rank for side, _ in called for rank in side)
+        return replace(
+            self._hang("different_collective", odd, front, others),
+            call=called[0][1],
+            other_call=calls[others[0]],
+            sides=tuple(called[:MAX_SIDES]) if len(called) > 1 else (),
+            blocked=(),
+            numbers={"tie": 1.0} if 2 * most <= n_ranks or rest[0][1] == most else {},
+        )
 
     def _circle(self, fronts: Sequence[_Front], waits: _Waits) -> Hang:
         """Each waits for another: at fault are ranks without whose wait there were no circle, where most wait."""
         circle = _circle_of(waits)
         numbers = {"circle": 1.0}
+        ranks = sorted(node for node in circle if node >= 0)
         inside = [front for at, front in enumerate(fronts) if -1 - at in circle]
         if not inside:
-            ranks = sorted(circle)
             return replace(self._hang("absent", ranks, None, _waiting_for(ranks, waits)), numbers=numbers)
-        ranks = [node for node in circle if node >= 0]
         keys = {rank for rank in ranks[:MAX_KEYS] if not _circle_of({**waits, rank: []})} or {*waits}
-        inside = [front for front in fronts if keys & {*front.missing} and front.waiting]
+        reached = _reached(keys, waits)
+        inside = [front for at, front in enumerate(fronts) if -1 - at in reached and keys & {*front.missing}]
         front, *rest = sorted(inside, key=lambda each: -len(each.waiting))
         if rest and len(rest[0].waiting) == len(front.waiting) and keys & {*front.missing} != keys & {*rest[0].missing}:
             numbers["tie"] = 1.0
@@ -294,7 +317,8 @@ class _Job:
         if other.group:
             number = min(other.group.rows[ranks[0]].pending)
             call = call_at(self.by_rank[ranks[0]], other.group.rows[ranks[0]], number)
-            hang = replace(hang, elsewhere=(other.group.label, number), elsewhere_ranks=other.group.members, call=call)
+            where = (other.group.label, number)
+            hang = replace(hang, elsewhere=where, elsewhere_ranks=other.group.members, call=call, awaited=other.missing)
         return hang
 
     def _alone(self) -> Hang:
@@ -306,6 +330,10 @@ class _Job:
         unsure = [rank for rank in self.world if self.unsure(rank)]
         if unsure:
             return self._unknown(f"no evidence from {some_ranks(unsure)}")
+        mains = {rank: main_of(self.by_rank[rank].threads) for rank in self.world}
+        inside = [rank for rank, main in mains.items() if main and in_torch(main.frames)]
+        if inside and len(inside) < len(self.world):  # (point-to-point calls, whose peers are not known)
+            return self._hang("absent", [rank for rank in self.world if rank not in inside], None, inside)
         codes = {self.blocked(rank).code for rank in self.world}
         if len(codes) == 1 and "unknown" not in codes:
             return self._hang("absent", self.world, None, ())
@@ -358,12 +386,17 @@ def _waiting_for(ranks: Sequence[int], waits: _Waits) -> list[int]:
     for node, targets in waits.items():
         for target in targets:
             reverse[target].append(node)
-    found, new = set(ranks), [*ranks]
+    return sorted(node for node in _reached(ranks, reverse) - set(ranks) if node >= 0)
+
+
+def _reached(nodes: Collection[int], waits: Mapping[int, Sequence[int]]) -> set[int]:
+    """These nodes, and what they wait for, directly or through others."""
+    found, new = set(nodes), [*nodes]
     while new:
-        more = [node for node in reverse[new.pop()] if node not in found]
+        more = [node for node in waits.get(new.pop(), ()) if node not in found]
         found.update(more)
         new += more
-    return sorted(node for node in found - set(ranks) if node >= 0)
+    return found
 
 
 def _circle_of(waits: _Waits) -> list[int]:

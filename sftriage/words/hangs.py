@@ -19,7 +19,13 @@ _MAX_PARTS = 6
 _MAX_BLOCKED = 3
 """Different places of absent ranks that a sentence lists."""
 
-_OPS = {"_allgather_base": "all_gather_into_tensor", "_reduce_scatter_base": "reduce_scatter_tensor"}
+_OPS = {
+    **dict.fromkeys(("_allgather_base", "_all_gather_base"), "all_gather_into_tensor"),
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "all_reduce_barrier": "barrier",
+}
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_SPLIT = ("all_to_all", "all_to_all_single", "alltoall")
 _NO_SIZES = frozenset({"barrier", "monitored_barrier", "monitoredBarrier"})
 _TYPES = {"half": "half float", "int": "int32", "long": "int64", "short": "int16", "char": "int8", "byte": "uint8"}
 """Types of tensors, as a flight recorder has them, in words."""
@@ -66,7 +72,8 @@ def rank_ranges(ranks: Sequence[int]) -> str:
 
 def call_words(call: Call) -> str:
     """A collective, and the sizes of its tensors: "all_reduce of 3 floats"."""
-    return " of ".join(filter(None, (_op(call), _sizes(call))))
+    words = " of ".join(filter(None, (_op(call), _sizes(call))))
+    return f"{call.function} ({words})" if call.function else words
 
 
 def ending_words(exit_status: int | None) -> str:
@@ -92,14 +99,18 @@ def line_words(place: SourceLine) -> str:
 
 
 def _different(hang: Hang) -> str:
-    mine, theirs = _call_at(hang.call), _call_at(hang.other_call)
-    if hang.numbers.get("tie"):
-        return f"{capitalized(_subject(hang))} called {mine}, and {_others(hang)} called {theirs}{_number(hang)}."
-    if hang.kind != "different_collective" and hang.call and hang.other_call and _sizes(hang.other_call):
-        same_line = _place(hang.call) == _place(hang.other_call)
-        with_sizes = f"it with {_sizes(hang.other_call)}{'' if same_line else _in(_place(hang.other_call))}"
-        return f"{capitalized(_subject(hang))} called {mine}, where {_others(hang)} called {with_sizes}{_number(hang)}."
-    return f"{capitalized(_subject(hang))} called {mine} where {_others(hang)} called {theirs}{_number(hang)}."
+    called = [f"{_ranks(ranks)} called {_call_at(call)}" for ranks, call in hang.sides]
+    if more := len(hang.ranks) - sum(len(ranks) for ranks, _ in hang.sides) if called else 0:
+        called.append(f"{more:,} more something else")
+    mine = _joined(called or [f"{_subject(hang)} called {_call_at(hang.call)}"])
+    theirs, beside = f"called {_call_at(hang.other_call)}", ", and" if hang.numbers.get("tie") else ", where"
+    if hang.kind != "different_collective" and beside == ", where" and not called and hang.call and hang.other_call:
+        if sizes := _sizes(hang.other_call):
+            same_line = _place(hang.call) == _place(hang.other_call)
+            theirs = f"called it with {sizes}{'' if same_line else _in(_place(hang.other_call))}"
+    elif beside == ", where" and not called:
+        beside = " where"
+    return f"{capitalized(mine)}{beside} {_others(hang)} {theirs}{_number(hang)}."
 
 
 def _shifted(hang: Hang) -> str:
@@ -122,6 +133,7 @@ def _shifted(hang: Hang) -> str:
 
 def _elsewhere(hang: Hang) -> str:
     waits, it = ("waits", "it") if len(hang.ranks) == 1 else ("wait", "them")
+    waits += f" for {_ranks(hang.awaited)}" if hang.awaited else ""
     where = "another group" if hang.call is None else _call_at(hang.call)
     if hang.elsewhere is not None:
         number = f"#{hang.elsewhere[1]} of {group_words(hang.elsewhere[0], hang.elsewhere_ranks)}"
@@ -133,14 +145,16 @@ def _elsewhere(hang: Hang) -> str:
 def _absent(hang: Hang) -> str:
     name, has, does = capitalized(_subject(hang)), _verb(hang.ranks, "has"), _blocked(hang)
     others = f"{_others(hang)} {_verb(hang.others, 'waits')}"
-    where = f"{_verb(hang.ranks, 'keeps')} {_others(hang)} waiting"
+    where = f"{_verb(hang.ranks, 'keeps')} {_others(hang)} waiting" if hang.others else ""
+    if hang.numbers.get("circle") and len(hang.ranks) > 1:
+        where = f"wait for each other{where and ', and '}{where}"
     if hang.other_call is not None:
         waiting = f", in which {others}" if hang.others else ""
         where = f"{has} not reached {_call_at(hang.other_call, sizes=False)}{_number(hang)}{waiting}"
     elif not hang.others:
         if len(does) == 1 and does[0][0] == hang.ranks:
             return f"{name} {does[0][1]}."
-        where = f"{_verb(hang.ranks, 'does')} not go on"
+        where = where or f"{_verb(hang.ranks, 'does')} not go on"
     it = "it" if len(hang.ranks) == 1 else "they"
     phrases = [f"{it if ranks == hang.ranks else _ranks(ranks)} {phrase}" for ranks, phrase in does]
     return f"{name} {where}{': ' if phrases else ''}{'; '.join(phrases)}."
@@ -178,17 +192,24 @@ def _ending(blocked: Blocked) -> str:
 
 
 def _all_inside(hang: Hang) -> str:
+    why = f"{_stuck(hang) or 'the network or the collective itself is stuck'}."
+    if hang.others:
+        left = f"which {_others(hang)} {_verb(hang.others, 'has')} left"
+        there = f"{_verb(hang.ranks, 'waits')} in {_call_at(hang.call)}{_number(hang)}"
+        return f"{capitalized(_subject(hang))} {there}, {left}: {why}"
     ranks, call = hang.group_ranks or hang.ranks, hang.other_call or hang.call
     group = f" of {group_words(hang.group, ranks)}" if hang.group or hang.group_ranks else ""
-    same = f"the same {'collective' if call is None else _call_at(call).removeprefix('a ')}"
-    same += f" (#{hang.number})" if hang.number is not None else ""
-    state = f"are in {same}"
-    if ended := int(hang.numbers.get("ended", 0)):
-        state = f"have called {same}, {ended:,} of them {'has' if ended == 1 else 'have'} left it"
-    return (
-        f"All {counted(len(ranks), 'rank')}{group} {state}, and none is missing: "
-        "the network or the collective itself is stuck."
-    )
+    same = "collective" if call is None else _call_at(call).removeprefix("a ")
+    number = f" (#{hang.number})" if hang.number is not None else ""
+    return f"All {counted(len(ranks), 'rank')}{group} are in the same {same}{number}, and none is missing: {why}"
+
+
+def _stuck(hang: Hang) -> str:
+    """Why a collective may not end that no rank is missing in, other than by the network; "" if nothing is known."""
+    op, _, root = hang.call.op.partition(" ") if hang.call else ("", "", "")
+    if op in _ROOTED and (hang.others or not root):
+        return "they name different roots, or the network is stuck"
+    return "their splits do not match, or the network is stuck" if op in _SPLIT else ""
 
 
 def _unknown(hang: Hang) -> str:
@@ -279,7 +300,7 @@ def _call_at(call: Call | None, *, sizes: bool = True) -> str:
     """A call and its line."""
     if call is None:
         return "a collective"
-    return f"{call_words(call) if sizes else _op(call)}{_in(_place(call))}"
+    return f"{call_words(call) if sizes else call.function or _op(call)}{_in(_place(call))}"
 
 
 def _place(call: Call) -> SourceLine | None:
@@ -332,15 +353,14 @@ def _blocked(hang: Hang) -> list[tuple[tuple[int, ...], str]]:
     for blocked in hang.blocked:
         alike = replace(blocked, rank=0, host="", pid=None, step=-1)
         together.setdefault(repr(alike), []).append(blocked)
-    in_circle = bool(hang.numbers.get("circle"))
+    in_turn = hang.others if hang.numbers.get("circle") else ()
     groups = [*together.values()][:_MAX_BLOCKED]
     return [
-        (tuple(one.rank for one in group), _does(group[0], several=len(group) > 1, in_circle=in_circle))
-        for group in groups
+        (tuple(one.rank for one in group), _does(group[0], several=len(group) > 1, in_turn=in_turn)) for group in groups
     ]
 
 
-def _does(blocked: Blocked, *, several: bool, in_circle: bool) -> str:
+def _does(blocked: Blocked, *, several: bool, in_turn: Sequence[int]) -> str:
     known, unknown = _DOES[blocked.code]
     about = {"about": blocked.about, "worker": blocked.worker, "peer": blocked.peer}
     phrase = known if all(about[name] not in (None, "") for name in about if f"{{{name}}}" in known) else unknown
@@ -352,8 +372,11 @@ def _does(blocked: Blocked, *, several: bool, in_circle: bool) -> str:
         verb, _, rest = phrase.partition(" ")
         phrase = f"{_verb((), verb)} {rest.replace('loads', 'load')}".rstrip()
     phrase = phrase.format_map(about)
+    if blocked.code == "event" and blocked.held_by.startswith("thread "):  # (it joins that thread)
+        holder = f", which is{_in(blocked.held_at)}" if blocked.held_at else ""
+        return f"{'wait' if several else 'waits'} for {blocked.held_by}{_spot(blocked)}{holder}"
     circle = f", and rank {blocked.peer} waits for {'them' if several else 'it'} in turn"
-    circle = circle if in_circle and blocked.peer is not None else ""
+    circle = circle if blocked.peer in in_turn else ""
     if blocked.code == "worker":
         waits, _, worker = phrase.partition(" ")
         return f"{waits}{_spot(blocked)} {worker}{_worker(blocked)}"
@@ -428,6 +451,9 @@ def _after_death(hang: Hang) -> str:
 
 
 def _network(hang: Hang) -> str:
+    if stuck := _stuck(hang):
+        same = "name the same root" if "roots" in stuck else "send what the others expect"
+        return _compare(hang, f"Check that all ranks {same}", "see")
     hosts = f" between {_joined(hang.hosts)}" if 1 < len(hang.hosts) <= 4 else " between the ranks"
     return (
         f"Check the network{hosts}; for NCCL, run the job with NCCL_DEBUG=INFO and read what it logs about transports."
@@ -442,11 +468,11 @@ _UNBLOCK: Mapping[BlockedCode, str] = {
     "lock": "Take locks in the same order in every thread, and never wait while holding one{lines}.",
     "queue": "Find what should fill or empty that queue, and why it stopped; give the call a timeout{lines}.",
     "file_lock": "End the process that holds the lock, or let only one rank take it{lines}.",
-    "event": "Find what should set it, and why it did not; give the wait a timeout{lines}.",
+    "event": "Find what should set or end it, and why it did not; give the wait a timeout{lines}.",
     "subprocess": "Check what that program waits for, and give the call a timeout{lines}.",
     "worker": "Check the DataLoader's dataset in that worker, and set `timeout` of the DataLoader{lines}.",
-    "recv": "Make {peer} send what this rank receives, in the same order{lines}.",
-    "send": "Make {peer} receive what this rank sends, in the same order{lines}.",
+    "recv": "Make {peer} send what rank {rank} receives, in the same order{lines}.",
+    "send": "Make {peer} receive what rank {rank} sends, in the same order{lines}.",
     "collective": "Make all ranks call the same collectives in the same order{lines}.",
     "socket": "Check whether the other end answers, and give the call a timeout{lines}.",
     "pipe": "Check the process at the other end of the pipe{lines}.",
@@ -484,12 +510,16 @@ def _unblock(hang: Hang) -> str:
     alike = [blocked.pid for blocked in hang.blocked if blocked.code == first.code and blocked.pid is not None]
     pids = " ".join(map(str, alike if first.code == "stopped" else alike[:1])) or "PID"
     return _UNBLOCK[first.code].format(
-        lines=compare, at=f" at {lines[0]}" if lines else "", on=on, peer=peer, pids=pids
+        rank=first.rank, lines=compare, at=f" at {lines[0]}" if lines else "", on=on, peer=peer, pids=pids
     )
 
 
 _NEXT_STEPS: Mapping[HangKind, Callable[[Hang], str]] = {
-    "different_collective": lambda hang: _compare(hang, _SAME_ORDER, "find what leads each rank to"),
+    "different_collective": lambda hang: (
+        _compare(hang, "Name the same root on all ranks", "see")
+        if hang.call and " " in hang.call.op
+        else _compare(hang, _SAME_ORDER, "find what leads each rank to")
+    ),
     "different_sizes": lambda hang: _compare(
         hang, "Give the tensor the same size on all ranks", "find where its size comes from, at"
     ),

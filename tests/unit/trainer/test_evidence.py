@@ -46,6 +46,12 @@ def test_equal_calls_share_a_record_and_keep_the_programs_own_frames():
     assert timeout_s == 600.0
 
 
+def test_a_call_that_torch_makes_for_objects_has_the_function_of_the_program():
+    frames = [PROGRAM[0] | {"name": "all_gather"}, PROGRAM[0] | {"name": "all_gather_object"}, *PROGRAM[1:]]
+    (call,), _, _ = calls_of([entry(1, "all_gather", frames=frames)], GROUPS, None)
+    assert (call.op, call.function, call.frames[0].line) == ("all_gather", "all_gather_object", 91)
+
+
 def test_frames_of_an_installed_program_are_its_own():
     (call,), _, _ = calls_of([entry(1)], GROUPS, "/v/lib/python3.11/site-packages/torch/")
     assert call.frames[0].function == "all_reduce"

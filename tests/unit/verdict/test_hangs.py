@@ -7,6 +7,7 @@ import pytest
 
 from sftriage.model.hangs import WorkerEvidence
 from sftriage.verdict.hangs import hang_of
+from sftriage.words.hangs import hang_sentence
 
 from .hang_cases import (
     DUMPS,
@@ -595,8 +596,9 @@ def test_real_dumps_tell_kind_rank_and_line(name, found, code, place):
     [
         ((0, 0, 2, 0), ("different_collective", (2,), "broadcast from rank 2", "broadcast from rank 0")),
         ((0, 0, 2, 2), ("different_collective", (2, 3), "broadcast from rank 2", "broadcast from rank 0")),
-        ((0, 0, 0, 0), ("all_inside", (0, 1, 2, 3), "broadcast", "")),
-        ((0, 0, 2, None), ("all_inside", (0, 1, 2, 3), "broadcast", "")),
+        ((0, 0, 0, 0), ("all_inside", (0, 1, 2, 3), "broadcast from rank 0", "")),
+        ((0, 0, 0, None), ("all_inside", (0, 1, 2, 3), "broadcast", "")),
+        ((0, 0, 2, None), ("different_collective", (2,), "broadcast from rank 2", "broadcast from rank 0")),
     ],
 )
 def test_ranks_that_name_different_roots_disagree(roots, found):
@@ -606,7 +608,101 @@ def test_ranks_that_name_different_roots_disagree(roots, found):
         for n, root in enumerate(roots)
     ]
     hang = hang_of(job(*ranks))
-    # THEN the minority is named with its root, and a root that is not known accuses no rank
+    # THEN the minority is named with its root
     calls = [each.op if each else "" for each in (hang.call, hang.other_call)]
     assert (hang.kind, hang.ranks, *calls) == found
-    assert bool(hang.numbers.get("tie")) == (roots == (0, 0, 2, 2))
+    assert bool(hang.numbers.get("tie")) == (roots in ((0, 0, 2, 2), (0, 0, 2, None)))
+
+
+@pytest.mark.parametrize(
+    ("roots", "found"),
+    [
+        ((0, None, 2, None), ("different_collective", (2,), (0,), "broadcast from rank 2")),
+        ((None, None, None, 3), ("all_inside", (3,), (0, 1, 2), "broadcast from rank 3")),
+    ],
+)
+def test_ranks_that_have_left_a_collective_may_have_named_any_root(roots, found):
+    # GIVEN ranks in a broadcast, with their roots, and others that are in the next call
+    ranks = [
+        rank(
+            n,
+            [*STEP, call("broadcast"), *[LOSS][: root is None]],
+            threads=[thread(library("broadcast", TORCH), line(), peer=root)],
+        )
+        for n, root in enumerate(roots)
+    ]
+    hang = hang_of(job(*ranks))
+    # THEN no majority accuses a rank, and the network is not all that may be stuck
+    assert (hang.kind, hang.ranks, hang.others, hang.call.op) == found
+    assert "tie" in hang.numbers or "different roots" in hang_sentence(hang)
+
+
+def test_each_of_several_calls_is_named_with_its_ranks():
+    # GIVEN two ranks that each call another thing, WHEN compared
+    calls = [LOSS, call("broadcast", (2,)), LOSS, GATHER, LOSS]
+    hang = hang_of(job(*(rank(n, [*PAST, each]) for n, each in enumerate(calls))))
+    # THEN both are at fault, each with its own call
+    assert (brief(hang), hang.others) == (("different_collective", (1, 3), 7), (0, 2, 4))
+    assert hang.sides == (((1,), calls[1]), ((3,), GATHER))
+    assert "tie" not in hang.numbers
+
+
+def test_of_many_calls_none_is_the_usual():
+    # GIVEN ranks that all call something else
+    calls = [call("barrier"), call("broadcast", (2,)), GATHER, LOSS]
+    hang = hang_of(job(*(rank(n, [*PAST, each]) for n, each in enumerate(calls))))
+    assert (hang.ranks, hang.others, hang.numbers["tie"]) == ((1, 2, 3), (0,), 1.0)
+
+
+def test_the_others_are_those_at_the_same_line():
+    # GIVEN a majority that calls the same collective from two lines
+    calls = [GRADIENTS, GRADIENTS, call(number=40), GATHER]
+    hang = hang_of(job(*(rank(n, [*PAST, each]) for n, each in enumerate(calls))))
+    # THEN the line that is named is theirs
+    assert (brief(hang), hang.others, hang.other_call) == (("different_collective", (3,), 7), (0, 1), GRADIENTS)
+
+
+@pytest.mark.parametrize("sizes", [((), (1,)), ((2, 6), (12,))])
+def test_as_many_elements_in_another_shape_are_no_disagreement(sizes):
+    hang = hang_of(job(*(rank(n, [*PAST, call("all_reduce", sizes[n == 2], number=40 + n)]) for n in range(4))))
+    assert hang.kind == "all_inside"
+
+
+def test_two_that_use_two_groups_in_another_order_wait_for_each_other():
+    # GIVEN ranks 1 and 2 in two groups of them, each in another first, and two that wait for both
+    both, here = ((1, 2, 1),), call(number=11)
+    waiting = [rank(n, [*PAST, LOSS]) for n in (0, 3)]
+    crossed = [rank(n, PAST, 0, others=[("12"[n - 1], both, [here], 1), ("21"[n - 1], both, [], 0)]) for n in (1, 2)]
+    hang = hang_of(job(*waiting, *crossed))
+    # THEN the call of the two that wait does not hide the circle
+    assert (hang.kind, hang.ranks, hang.others, hang.elsewhere) == ("elsewhere", (2,), (1,), ("2", 1))
+    assert hang.awaited == (1,)
+
+
+def test_a_call_in_a_larger_group_keeps_those_waiting_that_it_waits_for():
+    # GIVEN rank 1 in a call of all ranks, and rank 3 in another there, while ranks 0 and 2 wait for rank 1 in a group
+    members = ((0, 2, 1),)
+    ranks = [rank(n, PAST, 0, others=[("1", members, [LOSS], 1)]) for n in (0, 2)]
+    ranks += [rank(1, [*PAST, call("all_reduce", (2,))], others=[("1", members, [], 0)]), rank(3, [*PAST, LOSS])]
+    hang = hang_of(job(*ranks))
+    # THEN it is elsewhere, whatever rank 3 calls
+    assert (hang.kind, hang.ranks, hang.others, hang.awaited) == ("elsewhere", (1,), (0, 2), (0, 2))
+
+
+def test_a_rank_that_creates_a_group_keeps_others_waiting():
+    # GIVEN a collective of a pair that one has left, and a rank in new_group
+    pair = ("1", ((0, 1, 1),), [LOSS])
+    ranks = [rank(0, PAST, 0, others=[(*pair, 1)]), rank(1, [*PAST, LOSS], others=[(*pair, 0)]), rank(2, [*PAST, LOSS])]
+    hang = hang_of(job(*ranks, rank(3, PAST, 0, threads=[thread(library("new_group", TORCH), line(number=35))])))
+    # THEN the network is not blamed
+    assert (brief(hang), hang.others) == (("absent", (3,), 7), (1, 2))
+    assert hang.blocked[0].about == "new_group"
+
+
+def test_a_rank_at_a_line_of_its_own_keeps_those_in_transfers_waiting():
+    # GIVEN ranks in point-to-point calls of a pipeline whose peers are not known, and a rank that sleeps
+    inside = library("_wait_batch_p2p", "site-packages/torch/distributed/pipelining/schedules.py")
+    ranks = [rank(n, PAST, 0, threads=[thread(inside, line())]) for n in (0, 1, 3)]
+    asleep = rank(2, PAST, 0, threads=[thread(line(source="time.sleep(9)"))])
+    hang = hang_of(job(*ranks, asleep))
+    assert (hang.kind, hang.ranks, hang.others) == ("absent", (2,), (0, 1, 3))
