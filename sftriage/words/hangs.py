@@ -99,17 +99,17 @@ def line_words(place: SourceLine) -> str:
 
 
 def _different(hang: Hang) -> str:
-    called = [f"{_ranks(ranks)} called {_call_at(call)}" for ranks, call in hang.sides]
-    if more := len(hang.ranks) - sum(len(ranks) for ranks, _ in hang.sides) if called else 0:
-        called.append(f"{more:,} more something else")
-    mine = _joined(called or [f"{_subject(hang)} called {_call_at(hang.call)}"])
-    theirs, beside = f"called {_call_at(hang.other_call)}", ", and" if hang.numbers.get("tie") else ", where"
-    if hang.kind != "different_collective" and beside == ", where" and not called and hang.call and hang.other_call:
-        if sizes := _sizes(hang.other_call):
-            same_line = _place(hang.call) == _place(hang.other_call)
-            theirs = f"called it with {sizes}{'' if same_line else _in(_place(hang.other_call))}"
-    elif beside == ", where" and not called:
-        beside = " where"
+    tie, theirs = hang.numbers.get("tie"), f"called {_call_at(hang.other_call)}"
+    mine, beside = f"{_subject(hang)} called {_call_at(hang.call)}", ", and" if tie else " where"
+    if hang.sides:
+        called = [f"{_ranks(ranks)} called {_call_at(call)}" for ranks, call in hang.sides]
+        if more := len(hang.ranks) - sum(len(ranks) for ranks, _ in hang.sides):
+            called.append(f"{counted(more, 'more rank')} called something else")
+        mine, beside = _joined(called), ", and" if tie else ", where"
+    elif not tie and hang.kind != "different_collective" and hang.call and hang.other_call and _sizes(hang.other_call):
+        same_line = _place(hang.call) == _place(hang.other_call)
+        theirs = f"called it with {_sizes(hang.other_call)}{'' if same_line else _in(_place(hang.other_call))}"
+        beside = ", where"
     return f"{capitalized(mine)}{beside} {_others(hang)} {theirs}{_number(hang)}."
 
 
