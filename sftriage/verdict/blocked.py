@@ -161,9 +161,10 @@ def collective_of(frames: Sequence[SourceLine]) -> str:
     return next((function for function in reversed(found) if function in COLLECTIVES), "")
 
 
-def in_torch(frames: Sequence[SourceLine]) -> bool:
-    """Whether a thread is in torch.distributed, in whichever call."""
-    return any(_DISTRIBUTED in frame.file for frame in _below(frames))
+def in_transfer(thread: ThreadEvidence | None) -> bool:
+    """Whether a thread waits in torch.distributed itself, or in its pipelines, in whichever call."""
+    below = _below(thread.frames) if thread and (thread.wait.cpu_fraction or 0.0) < BUSY_FRACTION else ()
+    return any(_DISTRIBUTED + part in frame.file for frame in below for part in ("distributed_c10d", "pipelining/"))
 
 
 def in_backward(frames: Sequence[SourceLine]) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sftriage.model.hangs import Blocked, Call, Hang, HangEvidence, HangKind, RankEvidence
-from sftriage.verdict.blocked import DEAD_STATES, ROOTED, blocked_of, collective_of, in_backward, in_torch, main_of
+from sftriage.verdict.blocked import DEAD_STATES, ROOTED, blocked_of, collective_of, in_backward, in_transfer, main_of
 from sftriage.verdict.collectives import MAX_SIDES, Parting, PendingGroup, Signatures, call_at, groups_of, parting_of
 from sftriage.words.verdicts import some_ranks
 
@@ -330,8 +330,7 @@ class _Job:
         unsure = [rank for rank in self.world if self.unsure(rank)]
         if unsure:
             return self._unknown(f"no evidence from {some_ranks(unsure)}")
-        mains = {rank: main_of(self.by_rank[rank].threads) for rank in self.world}
-        inside = [rank for rank, main in mains.items() if main and in_torch(main.frames)]
+        inside = [rank for rank in self.world if in_transfer(main_of(self.by_rank[rank].threads))]
         if inside and len(inside) < len(self.world):  # (point-to-point calls, whose peers are not known)
             return self._hang("absent", [rank for rank in self.world if rank not in inside], None, inside)
         codes = {self.blocked(rank).code for rank in self.world}
