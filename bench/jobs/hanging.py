@@ -115,9 +115,9 @@ def other_dtype(job: Job) -> None:
 
 
 def other_group(job: Job) -> None:
-    first, second = GROUPS if job.at_fault else reversed(GROUPS)
-    dist.all_reduce(torch.ones(5), group=first)  # line: crossed_groups
-    dist.all_reduce(torch.ones(5), group=second)  # line: crossed_groups
+    first, second = GROUPS if job.rank == max(KINDS[job.kind].ranks) else reversed(GROUPS)
+    dist.all_reduce(torch.ones(5), group=first)  # line: crossed_groups, pair_order
+    dist.all_reduce(torch.ones(5), group=second)  # line: crossed_groups, pair_order
 
 
 def synchronize(job: Job) -> None:
@@ -129,6 +129,20 @@ def gather_norms(job: Job) -> None:
     if job.at_fault:
         norms = [torch.zeros(4) for _ in range(job.ranks)]
         dist.all_gather(norms, torch.ones(4))  # line: auto_collective, gather_of_two
+
+
+def gather_names(job: Job) -> None:
+    dist.all_gather_object([None] * job.ranks, f"sample of rank {job.rank}")  # line: objects
+
+
+def reduce_loss(job: Job) -> None:
+    dist.reduce(torch.ones(4), dst=job.rank if job.at_fault else 0)  # line: roots
+
+
+def two_calls(job: Job) -> None:
+    if job.rank == 1:
+        dist.broadcast(torch.ones(2), src=0)  # line: two_calls
+    gather_norms(job)
 
 
 def clip(job: Job) -> None:
@@ -198,6 +212,10 @@ KINDS: dict[str, Way] = {
     "two_faults": Way((1, 3), "forward", two_faults),
     "gloo_aborts": Way((2,), "backward", other_dtype, everywhere=True),
     "crossed_groups": Way((3,), "backward", other_group, everywhere=True),
+    "pair_order": Way((1, 2), "backward", other_group),
+    "objects": Way((1,), "forward", gather_names, monitor=False),
+    "roots": Way((3,), "optimizer", reduce_loss, everywhere=True),
+    "two_calls": Way((1, 3), "backward", two_calls),
     "lock_in_socket": Way((2,), "data", cached),
     "subprocess": Way((1,), "data", tokenize),
     "worker_lock": Way((2,), "item", workers=2),
@@ -404,8 +422,9 @@ def main() -> None:
     timeout = timedelta(seconds=60) if options.kind == "short_timeout" else None
     dist.init_process_group("gloo", timeout=timeout)
     way = KINDS[options.kind]
-    if options.kind == "crossed_groups":
-        GROUPS[:] = [dist.new_group(range(dist.get_world_size())) for _ in range(2)]
+    if way.act is other_group:
+        members = range(dist.get_world_size()) if way.everywhere else way.ranks
+        GROUPS[:] = [dist.new_group(members) for _ in range(2)]
     LOOPS.get(way.where, train)(Job(options.kind, options.folder, options.pause_s), way)
     # Gloo's threads live on: skip the teardown.
     os._exit(0)

@@ -17,7 +17,8 @@ SENTENCE_S = 10.0
 SENTENCES = {
     "between_steps": r"Rank 2 called all_gather of 1 float in evaluate \(hanging.py:\d+\) where the other 3 ranks "
     r"called all_reduce of 1 float in evaluate \(hanging.py:\d+\), #\d+ of the default group\.",
-    "crossed_groups": r"Rank 3 waits in all_reduce of 5 floats in other_group \(hanging.py:\d+\), #1 of group .*",
+    "crossed_groups": r"Rank 3 waits for ranks 0 to 2 in all_reduce of 5 floats in other_group \(hanging.py:\d+\), "
+    r"#1 of group .*",
     "exception_caught": r"Rank 2 .* all_gather of 2 floats in clip \(hanging.py:\d+\).*",
     "tensor_parallel": r"Ranks? .* all_gather of 8 floats in tensor_parallel \(hanging.py:\d+\).* \(ranks 2 and 3\).*",
     "lock_in_socket": r"Rank 2 has not reached all_reduce .*: it waits for the lock .*held by thread cache-refresher.*",
