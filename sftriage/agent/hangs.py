@@ -24,7 +24,7 @@ from sftriage.agent.stacks import find_py_spy, reason_of, threads_of
 from sftriage.base.bounds import bounded
 from sftriage.base.process import BoundedProgram, content_of, stat_fields
 from sftriage.errors import CaptureError
-from sftriage.model.hangs import RankEvidence, SourceLine, ThreadEvidence, Wait, WorkerEvidence
+from sftriage.model.hangs import INTERPRETER, RankEvidence, SourceLine, ThreadEvidence, Wait, WorkerEvidence
 from sftriage.model.windows import RankStatus
 from sftriage.trainer.executor import HANG_DETAIL_TOKEN, HANG_TOKEN
 from sftriage.trainer.layout import RingInfo
@@ -143,6 +143,14 @@ def interpreter_holder(dumped: Sequence[Any]) -> str:
     return str(next((thread.get("thread_name") or "a thread" for thread in holders), ""))
 
 
+def without_interpreter(threads: Sequence[ThreadEvidence], holder: str) -> tuple[ThreadEvidence, ...]:
+    """Threads of a rank that does not answer; the main one waits for the interpreter if another one holds that."""
+    frames = next((thread.frames for thread in threads if thread.name == holder and not thread.main), ())
+    at = next((frame for frame in frames if frame.own), None)
+    wait = Wait(lock=INTERPRETER, held_by=f"thread {holder}", held_at=at)
+    return tuple(replace(thread, wait=wait) if thread.main and frames else thread for thread in threads)
+
+
 @dataclass(slots=True, eq=False)
 class _Rank:
     """A rank while its evidence is gathered. ``pid`` is 0 if it means nothing here."""
@@ -215,6 +223,8 @@ class _Rank:
             return replace(found, answered=True, **about)
         dumped = self.dumps.get(self.pid, "")
         threads = () if isinstance(dumped, str) else threads_from(dumped, self.pid, self.states[self.pid])
+        if self.kernel.state not in (_STOPPED, _TRACED):
+            threads = without_interpreter(threads, interpreter_holder(dumped))
         return replace(found, threads=threads, problem=self._why(status), workers=self._children())
 
     def _why(self, status: RankStatus) -> str:
@@ -223,7 +233,8 @@ class _Rank:
         if status.closed and self.request is None and status.alive is not False:
             why = "it has stopped recording"
         else:
-            why = _WHY.get("Z" if status.alive is False else self.kernel.state, self.problem or _UNANSWERED)
+            state = self.kernel.state or ("Z" if status.alive is False else "")
+            why = _WHY.get(state, self.problem or _UNANSWERED)
         if isinstance(dumped, str):
             return f"{why}; {dumped}" if dumped else why
         holder = interpreter_holder(dumped)

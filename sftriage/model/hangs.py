@@ -19,7 +19,7 @@ HangKind = Literal[_Mismatches, _Missing, "all_inside", "unknown"]
 that the others called, or called an ``extra`` one, and are one behind or ahead since then; some wait ``elsewhere``, in
 another group; some are ``absent`` or ``dead``; or all are inside: it is the network, or the collective itself."""
 
-_Locks = Literal["lock", "queue", "file_lock", "event", "subprocess", "worker"]
+_Locks = Literal["lock", "queue", "file_lock", "event", "thread", "subprocess", "worker"]
 _Transfers = Literal["recv", "send", "collective", "socket", "pipe", "disk"]
 _Works = Literal["sleep", "import", "compile", "checkpoint", "python", "native", "stopped"]
 BlockedCode = Literal[_Locks, _Transfers, _Works, "unknown"]
@@ -72,6 +72,10 @@ class GroupCalls:
     pending: tuple[int, ...] = ()
 
 
+INTERPRETER = "the interpreter"
+"""What takes the place of a lock's name while a thread in native code keeps all others from running Python."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """What a thread waits for, as far as Python and the kernel know. All fields may be empty.
@@ -80,7 +84,7 @@ class Wait:
         state: the kernel's letter of the thread's state: R, S, D, T, t, Z.
         syscall, wchan: the names of its system call and of the kernel function that it sleeps in.
         path: the file, socket or pipe that the system call is about; for a socket the peer's address.
-        lock: the name of the lock in the program ("self._cache_lock").
+        lock: the name of the lock in the program ("self._cache_lock"), or of a queue if ``is_queue``.
         held_by, held_at: the thread of this process, or the process, that holds that lock, and where it is.
         peer: the rank that a ``recv`` is from, or a ``send`` is to; or the root of a collective, such as a broadcast.
         cpu_fraction: how much of a core the thread used between two looks; None if unknown.
@@ -95,6 +99,7 @@ class Wait:
     held_at: SourceLine | None = None
     peer: int | None = None
     cpu_fraction: float | None = None
+    is_queue: bool = False
 
 
 @dataclass(frozen=True, slots=True)

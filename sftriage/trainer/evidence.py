@@ -29,7 +29,7 @@ from sftriage.model.hangs import Call, GroupCalls, ThreadEvidence, WorkerEvidenc
 from sftriage.trainer.kernel import state_of
 from sftriage.trainer.sampler import WORKERS, children
 from sftriage.trainer.stacks import is_own
-from sftriage.trainer.waits import line_of, package_of_main, plain, threads_of_this_process
+from sftriage.trainer.waits import line_of, loader_workers, package_of_main, plain, threads_of_this_process
 
 MAX_ANSWER_BYTES, MAX_TOKEN_BYTES = 512 << 10, 256
 PATIENCE_S = 3.0
@@ -347,7 +347,9 @@ def ranges(ranks: Iterable[int]) -> tuple[tuple[int, int, int], ...] | None:
 
 
 def _add_workers(found: Found, detail: bool) -> None:
-    known = list(children())[:MAX_WORKERS]
+    known, waited = list(children()), loader_workers()
+    # (another child, or the worker of another loader, explains nothing)
+    known = [child for child in known if not waited or child[0] in waited][:MAX_WORKERS]
     main = found.threads[0] if found.threads else None
     waits = main is not None and any(_LOADER in frame.file for frame in main.frames)
     # (one that is stopped or dead would only cost time)

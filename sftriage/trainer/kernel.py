@@ -42,6 +42,9 @@ _POLLS = frozenset({"poll", "ppoll"})
 _LOCK_COMMANDS = frozenset({7, 38})
 """``F_SETLKW`` and ``F_OFD_SETLKW``."""
 
+STREAMS = ("standard input", "standard output", "standard error")
+"""What a descriptor below 3 is named if it is no file."""
+
 MAX_PATH_BYTES, MAX_COMMAND = 512, 80
 
 
@@ -147,15 +150,17 @@ def _described(descriptor: int) -> str:
         return ""
     if path.startswith("anon_inode:"):
         return ""
+    if 0 <= descriptor < len(STREAMS) and path.startswith(("pipe:", "socket:", "/dev/")):
+        return STREAMS[descriptor]
     return _peer(descriptor) if path.startswith("socket:") else _text(os.fsencode(path))
 
 
 def _peer(descriptor: int) -> str:
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
-        try:
-            return _address(copy.getpeername())
-        except OSError:
-            return ""
+        of_host = "unix:" if copy.family == socket.AF_UNIX else ""
+        with contextlib.suppress(OSError):
+            return of_host + _address(copy.getpeername())
+        return of_host or "socket:"
     return ""
 
 

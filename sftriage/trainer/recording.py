@@ -575,6 +575,11 @@ def step_now() -> int:
     return max((recording.log.number for recording in _recordings if not recording.off), default=-1)
 
 
+def step_owner() -> int:
+    """The ident of the thread whose step is open; 0 if none is."""
+    return next((owner for recording in list(_recordings) if (owner := recording.log.owner)), 0)
+
+
 def _abandon_all() -> None:
     for recording in list(_recordings):
         recording.abandon()

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from types import FrameType
+from types import CoroutineType, FrameType
 from typing import Any
 
 from sftriage.model.hangs import SourceLine, ThreadEvidence, Wait
@@ -24,8 +24,8 @@ LOOK_S = 0.05
 """Seconds in which the threads' CPU time is measured."""
 BUSY_FRACTION = 0.5
 """A thread that used this much of a core computes: what the kernel says of it is its wait for the interpreter."""
-MAX_FRAMES, MAX_INNER_FRAMES, MAX_ALL_FRAMES = 24, 18, 64
-"""Frames of a thread, those of its innermost ones that are never left out, and frames of a thread in detail."""
+MAX_FRAMES, MAX_ALL_FRAMES, OWN_FRAMES = 24, 64, 6
+"""Frames of a thread, and in detail; of more than that, the innermost ones and so many of the program's own."""
 MAX_THREADS, MAX_WALKED, MAX_SOURCE = 128, 256, 200
 
 OURS = "sftriage-"
@@ -35,6 +35,7 @@ _PEERS = {
     **dict.fromkeys(("send", "isend", "reduce", "gather", "gather_object"), "dst"),
 }
 _PEERS_FILE = "/torch/distributed/distributed_c10d.py"
+_LOADER_FILE = "/torch/utils/data/dataloader.py"
 
 
 def line_of(function: str, file: str, line: int, package: str | None) -> SourceLine:
@@ -45,10 +46,27 @@ def line_of(function: str, file: str, line: int, package: str | None) -> SourceL
     return SourceLine(function, file, line, source, is_own(file, package))
 
 
+def training_thread() -> int:
+    """The ident of the thread whose step is open; between steps, and in a worker, the main one's."""
+    recording: Any = sys.modules.get("sftriage.trainer.recording")
+    owner = 0 if recording is None else recording.step_owner()
+    return owner if owner in sys._current_frames() else threading.main_thread().ident or 0
+
+
 def package_of_main() -> str | None:
     """See `program_package`."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = sys._current_frames().get(training_thread())
     return program_package(inner.f_code.co_filename for inner in reversed(_walked(frame)))
+
+
+def loader_workers() -> frozenset[int]:
+    """The pids of the workers of the DataLoader in which the training thread waits; none if it waits in none."""
+    for frame in _walked(sys._current_frames().get(training_thread())):
+        if frame.f_code.co_filename.endswith(_LOADER_FILE):
+            workers = attribute(local(frame, "self"), "_workers")
+            popens = [attribute(worker, "_popen") for worker in workers] if isinstance(workers, list) else []
+            return frozenset(pid for popen in popens if type(pid := attribute(popen, "pid")) is int)
+    return frozenset()
 
 
 def plain(record: object) -> Any:
@@ -103,27 +121,28 @@ class _Threads:
     def _on(self, ident: int, lock: LockWait | None, wait: Wait) -> Wait:
         if lock is None:
             return wait
+        wait = replace(wait, lock=lock.name, is_queue=type(lock.awaited).__name__ == "SimpleQueue")
         holder = holder_of(lock.awaited, self.frames)
         if holder is None:
-            return replace(wait, lock=lock.name)
+            return wait
         frames = self.frames[holder.ident]
         if holder.frame is not None and holder.ident == ident:
             # (a thread that waits for itself: where it took the lock)
             frames = frames[list(frames).index(holder.frame) :]
         lines = [self._line(frame) for frame in frames]
         place = next((line for line in lines if line.own), lines[0])
-        return replace(wait, lock=lock.name, held_by=f"thread {self.names[holder.ident]}", held_at=place)
+        return replace(wait, held_by=f"thread {self.names[holder.ident]}", held_at=place)
 
     def _line(self, frame: FrameType) -> SourceLine:
         code = frame.f_code
         return line_of(code.co_name, code.co_filename, frame.f_lineno or 0, self.package)
 
     def _lines(self, frames: Sequence[FrameType], detail: bool) -> tuple[SourceLine, ...]:
-        lines = tuple(map(self._line, frames))
-        if detail or len(lines) <= MAX_FRAMES:
-            return lines[:MAX_ALL_FRAMES]
-        inner, outer = lines[:MAX_INNER_FRAMES], lines[MAX_INNER_FRAMES:]
-        return (*inner, *[line for line in outer if line.own][: MAX_FRAMES - len(inner)])
+        lines, n_lines = tuple(map(self._line, frames)), MAX_ALL_FRAMES if detail else MAX_FRAMES
+        if len(lines) <= n_lines:
+            return lines
+        inner, outer = lines[: n_lines - OWN_FRAMES], lines[n_lines - OWN_FRAMES :]
+        return (*inner, *[line for line in outer if line.own][:OWN_FRAMES])
 
 
 def threads_of_this_process(detail: bool) -> tuple[ThreadEvidence, ...]:
@@ -136,7 +155,7 @@ def threads_of_this_process(detail: bool) -> tuple[ThreadEvidence, ...]:
     measured = list(native_ids)[:MAX_THREADS]
     before = {ident: cpu_time(native_ids[ident]) for ident in measured}
     time.sleep(LOOK_S)
-    main = threading.main_thread().ident or 0
+    main = training_thread()
     frames = {ident: _walked(frame) for ident, frame in sys._current_frames().items()}
     frames = {main: frames.pop(main, []), **frames}
     names = {ident: running.get(ident, (f"thread {ident}", None))[0] for ident in frames}
@@ -174,7 +193,21 @@ def _walked(frame: FrameType | None) -> list[FrameType]:
     while frame is not None and len(found) < MAX_WALKED:
         found.append(frame)
         frame = frame.f_back
-    return found
+    return [*_suspended(found), *found]
+
+
+def _suspended(frames: Sequence[FrameType]) -> list[FrameType]:
+    """The frames, innermost first, of the coroutine that an idle event loop runs until it is complete."""
+    if not (len(frames) > 1 and frames[1].f_code.co_name == "_run_once"):
+        return []
+    loops = (frame for frame in frames if frame.f_code.co_name == "run_until_complete")
+    task: Any = next((local(frame, "future") for frame in loops), None)
+    is_task = type(task) is getattr(sys.modules.get("asyncio"), "Task", None)
+    found, coroutine = list[FrameType](), task.get_coro() if is_task else None
+    while isinstance(coroutine, CoroutineType) and coroutine.cr_frame is not None and len(found) < MAX_WALKED:
+        found.append(coroutine.cr_frame)
+        coroutine = coroutine.cr_await
+    return found[::-1]
 
 
 def _peer_of(frame: FrameType) -> int | None:

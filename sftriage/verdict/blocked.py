@@ -7,10 +7,19 @@ line and the innermost, then the text of that line. What none of them shows is `
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
-from sftriage.model.hangs import Blocked, BlockedCode, RankEvidence, SourceLine, ThreadEvidence, Wait, WorkerEvidence
+from sftriage.model.hangs import (
+    INTERPRETER,
+    Blocked,
+    BlockedCode,
+    RankEvidence,
+    SourceLine,
+    ThreadEvidence,
+    Wait,
+    WorkerEvidence,
+)
 
 _NOTHING = Wait()
 STOPPED_STATES, DEAD_STATES = frozenset("Tt"), frozenset("ZX")
@@ -77,12 +86,14 @@ _BY_PATH = frozenset(
     ]
 )
 _SLEEPS = frozenset(("nanosleep", "clock_nanosleep"))
+_FREEZERS, _FORKS = ("__refrigerator",), ("kernel_clone", "_do_fork", "do_fork")
+"""Kernel functions of an uninterruptible sleep that is not about a disk: in a frozen cgroup, and until a child of
+``vfork`` runs its program."""
 
 # Library frames by their path, the first that matches decides; the more telling come first.
 _LIBRARIES: tuple[tuple[str, BlockedCode], ...] = (
     (r"(^|/)filelock/", "file_lock"),
     (r"(^|/)(queue|multiprocessing/queues)\.py$", "queue"),
-    (r"(^|/)concurrent/futures/", "event"),
     (r"<frozen importlib", "import"),
     (r"torch/serialization\.py$|torch/distributed/checkpoint/|(^|/)safetensors/", "checkpoint"),
     (r"torch/_dynamo/(?!eval_frame|external_utils)|torch/_inductor/(?!runtime/|utils|output_code)", "compile"),
@@ -96,8 +107,12 @@ _LIBRARY_CODES = tuple((re.compile(pattern), code) for pattern, code in _LIBRARI
 _WORKER_STATES = ("gone", "T", "t", "D")
 """States of a worker that explain why it delivers nothing, the most certain first."""
 _LOADER = re.compile(r"torch/utils/data/dataloader\.py$")
-_THREADING = re.compile(r"(^|/)threading\.py$")
-_EVENT_FUNCTIONS = frozenset(("join", "_wait_for_tstate_lock"))
+_THREADING = re.compile(r"(^|/)(threading|multiprocessing/synchronize)\.py$")
+_THREAD_FUNCTIONS: Mapping[str, BlockedCode] = {
+    **dict.fromkeys(("acquire", "__enter__"), "lock"),
+    **dict.fromkeys(("join", "_wait_for_tstate_lock", "_shutdown"), "thread"),
+}
+"""What the outermost function there waits for, if not for an event, a condition or a barrier."""
 
 # Calls into C have no frame of their own: the text of the program's line says which.
 _SOURCES: tuple[tuple[str, BlockedCode], ...] = (
@@ -120,9 +135,7 @@ def blocked_of(rank: RankEvidence) -> Blocked:
     place = own_line(frames)
     code, inside = _code(rank, frames, wait)
     worker = worker_of(rank.workers) if code == "worker" else None
-    about = wait.lock if code in ("lock", "queue", "event") else wait.path
-    if code == "collective" and inside:
-        about = inside.function
+    about, held_by = _about(code, frames, wait), "" if code in ("thread", "subprocess") else wait.held_by
     if code == "lock" and not about and place and (found := _LOCK_NAME.search(place.source.strip())):
         about = found[1] or found[2]
     return Blocked(
@@ -132,7 +145,7 @@ def blocked_of(rank: RankEvidence) -> Blocked:
         place,
         _function(inside) if inside else "",
         (worker.problem if worker else "") or about,
-        wait.held_by,
+        held_by,
         wait.held_at,
         wait.peer if code in ("recv", "send") else None,
         worker.pid if worker else None,
@@ -207,6 +220,31 @@ def _function(frame: SourceLine) -> str:
     return f"{frame.function} of {PurePath(frame.file).name}"
 
 
+def _about(code: BlockedCode, frames: Sequence[SourceLine], wait: Wait) -> str:
+    """What a block is about, in the words that its sentence needs; "" if unknown."""
+    match code:
+        case "lock" | "queue" | "event":
+            return wait.lock
+        case "thread":
+            return wait.held_by or (f"the thread `{wait.lock}`" if wait.lock else "")
+        case "subprocess":
+            return wait.held_by
+        case "collective":
+            return collective_of(frames)
+        case "stopped":
+            stops = {"t": "a debugger", "D": "the freezer of its cgroup"}
+            return stops.get(wait.state, "")
+        case "pipe" if wait.path.startswith("standard "):
+            return f"its {wait.path}"
+        case "pipe" if "/" in wait.path:
+            return f"the {'socket' if wait.path.startswith('unix:') else 'pipe'} {wait.path}"
+        case "socket":
+            return wait.path.removeprefix("socket:")
+        case "file_lock" | "disk" | "checkpoint":
+            return wait.path if wait.path.startswith("/") else ""
+    return ""
+
+
 Found = tuple[BlockedCode, SourceLine | None]
 
 
@@ -214,29 +252,31 @@ def _code(rank: RankEvidence, frames: tuple[SourceLine, ...], wait: Wait) -> Fou
     """The code, and the library's function that it follows from."""
     below = _below(frames)
     innermost = below[0] if below else None
-    state = wait.state or rank.state
-    if STOPPED_STATES & {rank.state, wait.state}:
+    state, wchan = wait.state or rank.state, wait.wchan or rank.wchan
+    if STOPPED_STATES & {rank.state, wait.state} or (state == "D" and wchan in _FREEZERS):
         return "stopped", innermost
+    if wait.lock == INTERPRETER:
+        return "lock", innermost
     found = _of_frames(below)
     if state == "D" and not (found and found[0] == "checkpoint"):
-        return "disk", innermost
-    fact = _SYSCALLS.get(wait.syscall)
+        return ("subprocess" if wchan in _FORKS else "disk"), innermost
+    fact = "pipe" if wait.path.startswith("unix:") else _SYSCALLS.get(wait.syscall) or _of_path(wait)
     if fact == "file_lock":
         return fact, innermost
-    if found:  # a library's own waits are known by its name: a checkpoint that syncs a file is a checkpoint
+    if wait.syscall in _SLEEPS and (not found or found[0] == "socket"):  # (between two tries)
+        return "sleep", innermost
+    if found and not (found[0] == "pipe" and fact == "socket"):
+        # A library's own waits are known by its name: a checkpoint that syncs a file is a checkpoint.
         return found
-    if fact := fact or _of_path(wait):
+    if fact:
         return fact, innermost
-    if wait.cpu_fraction is not None and wait.cpu_fraction >= BUSY_FRACTION:
+    computes = wait.cpu_fraction is not None and wait.cpu_fraction >= BUSY_FRACTION
+    if computes or (not rank.answered and state == "R"):
         return ("python" if frames and frames[0].own else "native"), innermost
     if wait.lock:
-        return "lock", innermost
-    if wait.syscall in _SLEEPS:
-        return ("sleep" if not below else "unknown"), innermost
+        return ("queue" if wait.is_queue else "lock"), innermost
     if not below and frames and (known := _of_source(frames[0], wait)):
         return known, None
-    if not rank.answered and not frames and state == "R":
-        return "native", None
     return "unknown", innermost
 
 
@@ -244,11 +284,12 @@ def _of_path(wait: Wait) -> BlockedCode | None:
     """What a system call waits for that reads, writes, opens or polls a file, by the path."""
     if wait.syscall not in _BY_PATH or not wait.path:
         return None
-    if wait.path.startswith("pipe") or "partner" in wait.wchan:  # (a named pipe that has no other end yet)
+    # (a named pipe may have no other end yet)
+    if wait.path.startswith(("pipe:", "standard ")) or "pipe" in wait.wchan or "partner" in wait.wchan:
         return "pipe"
-    if wait.path.startswith("socket"):
+    if not wait.path.startswith("/"):
         return "socket"
-    return "disk" if wait.path.startswith("/") and "poll" not in wait.syscall else None
+    return "disk" if "poll" not in wait.syscall and not wait.path.startswith("/dev/") else None
 
 
 def _of_frames(below: Sequence[SourceLine]) -> Found | None:
@@ -270,8 +311,7 @@ def _of_frames(below: Sequence[SourceLine]) -> Found | None:
     if not threading:
         return None
     outer = threading[-1]
-    waits = [frame for frame in threading if frame.function == "wait"]
-    return ("event" if outer.function in _EVENT_FUNCTIONS or len(waits) > 1 else "lock"), outer
+    return _THREAD_FUNCTIONS.get(outer.function, "event"), outer
 
 
 def _of_source(line: SourceLine, wait: Wait) -> BlockedCode | None:

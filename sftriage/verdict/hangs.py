@@ -87,9 +87,11 @@ class _Job:
 
     def dead(self, rank: int) -> bool:
         known = self.by_rank.get(rank)
-        return known is not None and (
-            known.alive is False or known.exit_status is not None or known.state in DEAD_STATES
-        )
+        if known is None:
+            return False
+        # (a rank that leaves gives up its ring before its process ends, which may hang then)
+        gone = known.alive is False and not known.state
+        return gone or known.exit_status is not None or known.state in DEAD_STATES
 
     def unsure(self, rank: int) -> bool:
         """Whether a rank that has no call there may still be in it."""

@@ -9,6 +9,7 @@ from math import prod
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from sftriage.model.hangs import INTERPRETER
 from sftriage.words.verdicts import capitalized, counted
 
 if TYPE_CHECKING:
@@ -326,25 +327,28 @@ _DOES: Mapping[BlockedCode, tuple[str, str]] = {
     "lock": ("waits for the lock `{about}`", "waits for a lock"),
     "queue": ("waits for the queue `{about}`", "waits for a queue"),
     "file_lock": ("waits for the lock on the file {about}", "waits for the lock on a file"),
-    "event": ("waits for the event `{about}`", "waits for an event"),
-    "subprocess": ("waits for the program {about}", "waits for another program"),
+    "event": ("waits for `{about}`", "waits for an event"),
+    "thread": ("waits for {about}", "waits for a thread"),
+    "subprocess": ("waits for {about}", "waits for another process"),
     "worker": ("waits for DataLoader worker {worker}", "waits for a DataLoader worker"),
     "recv": ("waits to receive from rank {peer}", "waits to receive from another rank"),
     "send": ("waits to send to rank {peer}", "waits to send to another rank"),
     "collective": ("waits in {about}", "waits in a collective"),
     "socket": ("waits for the network ({about})", "waits for the network"),
-    "pipe": ("waits for a pipe ({about})", "waits for a pipe"),
+    "pipe": ("waits for {about}", "waits for a pipe"),
     "disk": ("waits for the disk or file system of {about}", "waits for a disk or file system"),
     "sleep": ("sleeps", "sleeps"),
-    "import": ("imports {about}", "imports a module"),
-    "compile": ("compiles {about}", "compiles"),
+    "import": ("imports a module", "imports a module"),
+    "compile": ("compiles", "compiles"),
     "checkpoint": ("saves or loads a checkpoint ({about})", "saves or loads a checkpoint"),
-    "python": ("computes in Python", "computes in Python"),
-    "native": ("computes in native code", "computes in native code"),
-    "stopped": ("is stopped (SIGSTOP)", "is stopped (SIGSTOP)"),
+    "python": ("computes", "computes"),
+    "native": ("computes", "computes"),
+    "stopped": ("is stopped by {about}", "is stopped (SIGSTOP)"),
     "unknown": ("does not answer", "does not answer"),
 }
 """What an absent rank does: if it is known what that is about, and if not."""
+_INSIDE = ("unknown", "native", "sleep")
+"""Codes that say in which function of a library a rank is."""
 
 
 def _blocked(hang: Hang) -> list[tuple[tuple[int, ...], str]]:
@@ -368,6 +372,12 @@ def _does(blocked: Blocked, *, several: bool, in_turn: Sequence[int]) -> str:
         phrase = "is"
     if blocked.code == "queue" and blocked.inside.startswith("put"):
         phrase = phrase.replace("for", "for room in", 1)
+    if blocked.code == "lock" and blocked.inside == "acquire of threading.py":
+        phrase = phrase.replace("lock", "semaphore")
+    if blocked.code == "native" and blocked.place is None and not blocked.inside:
+        phrase += " in native code"
+    if blocked.about == INTERPRETER:
+        phrase = "waits for {about}"
     if several:
         verb, _, rest = phrase.partition(" ")
         phrase = f"{_verb((), verb)} {rest.replace('loads', 'load')}".rstrip()
@@ -386,7 +396,7 @@ def _does(blocked: Blocked, *, several: bool, in_turn: Sequence[int]) -> str:
 def _spot(blocked: Blocked) -> str:
     """Where a rank is: its own line, or else the function it is in, or else its stage."""
     if blocked.place is not None:
-        inside = f", inside {blocked.inside}" if blocked.code in ("unknown", "native") and blocked.inside else ""
+        inside = f", inside {blocked.inside}" if blocked.code in _INSIDE and blocked.inside else ""
         return f"{_in(blocked.place)}{inside}"
     if blocked.inside:
         return f" in {blocked.inside}"
@@ -397,6 +407,8 @@ def _holder(blocked: Blocked) -> str:
     at = _in(blocked.held_at)
     if blocked.code == "file_lock" and blocked.peer is not None:
         return f", held by rank {blocked.peer}{at}"
+    if blocked.code in ("thread", "subprocess"):
+        return f", which is{at}" if at else ""
     if not blocked.held_by:
         return f", held{at}" if at else ""
     named = blocked.held_by.startswith(("thread ", "process ", "rank "))
@@ -468,8 +480,9 @@ _UNBLOCK: Mapping[BlockedCode, str] = {
     "lock": "Take locks in the same order in every thread, and never wait while holding one{lines}.",
     "queue": "Find what should fill or empty that queue, and why it stopped; give the call a timeout{lines}.",
     "file_lock": "End the process that holds the lock, or let only one rank take it{lines}.",
-    "event": "Find what should set or end it, and why it did not; give the wait a timeout{lines}.",
-    "subprocess": "Check what that program waits for, and give the call a timeout{lines}.",
+    "event": "Find what should end that wait, and why it did not; give it a timeout{lines}.",
+    "thread": "Find what that thread waits for; end it before it is joined, or make it a daemon{lines}.",
+    "subprocess": "Check what that process waits for, and give the call a timeout{lines}.",
     "worker": "Check the DataLoader's dataset in that worker, and set `timeout` of the DataLoader{lines}.",
     "recv": "Make {peer} send what rank {rank} receives, in the same order{lines}.",
     "send": "Make {peer} receive what rank {rank} sends, in the same order{lines}.",
@@ -481,7 +494,7 @@ _UNBLOCK: Mapping[BlockedCode, str] = {
     "import": "Import it on every rank before training starts{lines}.",
     "compile": "Wait for it to compile; raise the group's timeout, or compile before training starts{lines}.",
     "checkpoint": "Check where the checkpoint goes; let the others wait for it with a longer timeout{lines}.",
-    "python": "Check the loop{at}: `py-spy dump --locals --pid {pids}`{on} shows its variables.",
+    "python": "Check the loop or the call{at}: `py-spy dump --locals --pid {pids}`{on} shows its variables.",
     "native": "Check that call{at}: `py-spy dump --native --pid {pids}`{on} shows the stack inside it.",
     "stopped": "Continue what is stopped{on}: kill -CONT {pids}; then find what stopped it.",
     "unknown": "Check that process: `py-spy dump --native --pid {pids}`{on} shows what it waits for.",
@@ -494,8 +507,10 @@ def _unblock(hang: Hang) -> str:
         return "Check where these processes are on their hosts: `py-spy dump --pid PID`."
     first = hang.blocked[0]
     on = f" on {first.host}" if first.host and _several_hosts(hang) else ""
-    if first.code == "worker" and first.worker is not None and first.worker_state in ("T", "t"):
+    if first.code == "worker" and first.worker is not None and first.worker_state == "T":
         return f"Continue the worker{on}: kill -CONT {first.worker}; then find what stopped it."
+    if first.code == "stopped" and first.about:
+        return f"Find why {first.about} stops process {'PID' if first.pid is None else first.pid}{on}."
     if first.code == "worker" and first.worker_state in ("gone", "Z"):
         return "Check the kernel log (dmesg) for out-of-memory, and the memory of the loader's workers (/dev/shm too)."
     if first.code == "file_lock" and first.peer is not None:
@@ -506,6 +521,8 @@ def _unblock(hang: Hang) -> str:
     places = (place for place in (first.place, first.worker_at, first.held_at) if place is not None)
     lines = list(dict.fromkeys(map(_at, places)))
     compare = f": compare {lines[0]} with {lines[1]}" if len(lines) == 2 else f": see {lines[0]}" if lines else ""
+    if first.about == "its standard input":
+        return f"Remove what reads it, such as input() or a breakpoint{compare}."
     peer = "the other rank" if first.peer is None else f"rank {first.peer}"
     alike = [blocked.pid for blocked in hang.blocked if blocked.code == first.code and blocked.pid is not None]
     pids = " ".join(map(str, alike if first.code == "stopped" else alike[:1])) or "PID"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sftriage.model.hangs import SourceLine, ThreadEvidence, Wait, WorkerEvidence
+from sftriage.model.hangs import INTERPRETER, SourceLine, ThreadEvidence, Wait, WorkerEvidence
 from sftriage.verdict.blocked import blocked_of
 
 from .hang_cases import TORCH, library, line, rank, silent, thread
@@ -10,7 +10,9 @@ from .hang_cases import TORCH, library, line, rank, silent, thread
 SITE = "/usr/lib/python3/site-packages"
 LOADER = library("_try_get_data", f"{SITE}/torch/utils/data/dataloader.py")
 WAIT, EVENT = library("wait", "python3/threading.py"), SourceLine("wait", "python3/threading.py", 600)
+JOIN = library("join", "python3/threading.py")
 POLL = library("_poll", "python3/multiprocessing/connection.py")
+SYNCHRONIZE = "python3/multiprocessing/synchronize.py"
 AT = "inside"
 
 
@@ -27,12 +29,24 @@ CASES = [
     ("disk", [place("f.read()")], {"state": "D"}, ""),
     ("pipe", [place("f.read()")], {"syscall": "read", "path": "pipe:[4711]"}, ""),
     ("pipe", [place("open(path)")], {"syscall": "openat", "path": "/data/fifo", "wchan": "wait_for_partner"}, ""),
-    ("socket", [place("f.read()")], {"syscall": "read", "path": "socket:[4711]"}, ""),
+    ("pipe", [place("os.read(fd, 9)")], {"syscall": "read", "path": "/data/fifo", "wchan": "fifo_pipe_read"}, ""),
+    ("pipe", [place("input()")], {"syscall": "read", "path": "standard input"}, ""),
+    ("pipe", [place("s.recv(1)")], {"syscall": "recvfrom", "path": "unix:/run/cache.sock"}, ""),
+    ("unknown", [place("f.read()")], {"syscall": "read", "path": "/dev/pts/3"}, ""),
+    ("socket", [place("f.read()")], {"syscall": "read", "path": "socket:"}, ""),
+    ("socket", [place("s.recv(1)  # with a timeout")], {"syscall": "poll", "path": "10.0.0.7:443"}, ""),
+    ("socket", [POLL, place("")], {"syscall": "read", "path": "10.0.0.7:443"}, None),
     ("socket", [place("")], {"syscall": "recvfrom", "path": "10.0.0.7:443"}, ""),
     ("subprocess", [place("")], {"syscall": "wait4"}, ""),
+    ("subprocess", [place("")], {"state": "D", "wchan": "kernel_clone"}, ""),
+    ("stopped", [place("")], {"state": "D", "wchan": "__refrigerator"}, ""),
     ("stopped", [place("time.sleep(1)")], {"state": "T"}, ""),
+    ("queue", [place("q.get()")], {"lock": "q", "syscall": "futex", "is_queue": True}, ""),
+    ("lock", [WAIT, library("get", "python3/queue.py"), place("")], {"lock": INTERPRETER}, "wait of threading.py"),
     ("lock", [place("cache.get(key)")], {"lock": "self._lock", "syscall": "futex"}, ""),
     ("sleep", [place("pause()")], {"syscall": "clock_nanosleep"}, ""),
+    ("sleep", [library("pause", f"{SITE}/tenacity/nap.py"), place("")], {"syscall": "clock_nanosleep"}, None),
+    ("sleep", [library("sleep", f"{SITE}/urllib3/util/retry.py"), place("")], {"syscall": "clock_nanosleep"}, None),
     ("python", [place("n += 1")], {"cpu_fraction": 0.97, "state": "R"}, ""),
     (
         "native",
@@ -43,10 +57,14 @@ CASES = [
     # Frames
     ("queue", [WAIT, library("get", "python3/queue.py"), place("")], {"syscall": "futex"}, "get of queue.py"),
     ("queue", [POLL, library("get", "python3/multiprocessing/queues.py"), place("")], {}, "get of queues.py"),
-    ("lock", [WAIT, place("")], {"syscall": "futex"}, "wait of threading.py"),
+    ("event", [WAIT, place("with condition: condition.wait()")], {"syscall": "futex"}, "wait of threading.py"),
+    ("event", [WAIT, library("wait", SYNCHRONIZE), place("")], {"syscall": "futex"}, "wait of synchronize.py"),
+    ("lock", [WAIT, library("acquire", "python3/threading.py"), place("")], {}, "acquire of threading.py"),
+    ("lock", [library("__enter__", SYNCHRONIZE), place("")], {"syscall": "futex"}, "__enter__ of synchronize.py"),
     ("event", [WAIT, EVENT, place("")], {"syscall": "futex"}, "wait of threading.py"),
-    ("event", [library("join", "python3/threading.py"), place("")], {}, "join of threading.py"),
-    ("event", [WAIT, library("result", "python3/concurrent/futures/_base.py"), place("")], {}, "result of _base.py"),
+    ("thread", [JOIN, place("")], {}, "join of threading.py"),
+    ("event", [WAIT, library("result", "python3/concurrent/futures/_base.py"), place("")], {}, "wait of threading.py"),
+    ("thread", [JOIN, library("shutdown", "python3/concurrent/futures/thread.py"), place("")], {}, None),
     ("worker", [POLL, LOADER, place("")], {"syscall": "poll"}, "_try_get_data of dataloader.py"),
     ("recv", [library("recv", TORCH), place("")], {"peer": 3}, "recv of distributed_c10d.py"),
     ("send", [library("isend", TORCH), library("send", TORCH), place("")], {"peer": 3}, "send of distributed_c10d.py"),
@@ -84,7 +102,6 @@ CASES = [
         {"syscall": "futex"},
         None,
     ),
-    ("unknown", [library("pause", f"{SITE}/tenacity/nap.py"), place("")], {"syscall": "clock_nanosleep"}, None),
 ]
 
 
@@ -109,12 +126,33 @@ def test_facts_come_before_frames_before_text(code, frames, wait, inside):
         ("with self._lock:", {"lock": "cache.lock"}, "cache.lock"),
         ("read()", {"syscall": "flock", "path": "/data/s.lock"}, "/data/s.lock"),
         ("read()", {"syscall": "recvfrom", "path": "10.0.0.7:443"}, "10.0.0.7:443"),
+        ("read()", {"syscall": "read", "path": "pipe:[4711]"}, ""),
+        ("read()", {"syscall": "read", "path": "standard input"}, "its standard input"),
+        ("read()", {"syscall": "read", "path": "/data/fifo", "wchan": "fifo_pipe_read"}, "the pipe /data/fifo"),
+        ("read()", {"syscall": "read", "path": "unix:/run/s"}, "the socket unix:/run/s"),
+        ("read()", {"state": "t"}, "a debugger"),
+        ("read()", {"state": "D", "wchan": "__refrigerator"}, "the freezer of its cgroup"),
+        ("read()", {"state": "T"}, ""),
     ],
 )
 def test_a_block_names_what_it_is_about_and_its_holder(source, wait, about):
     holder = line("refresh", 42)
     blocked = blocked_of(rank(5, threads=[thread(place(source), held_by="refresher", held_at=holder, **wait)]))
     assert (blocked.about, blocked.held_by, blocked.held_at, blocked.pid) == (about, "refresher", holder, 105)
+
+
+@pytest.mark.parametrize(
+    ("frames", "wait", "code"),
+    [
+        ([JOIN, place("")], {"lock": "loader"}, "thread"),
+        ([library("_shutdown", "python3/threading.py")], {}, "thread"),
+        ([library("_try_wait", "python3/subprocess.py"), place("")], {"path": "pipe:[4711]"}, "subprocess"),
+    ],
+)
+def test_a_thread_or_process_that_is_awaited_holds_nothing(frames, wait, code):
+    wait = Wait(**wait, held_by="refresher")
+    blocked = blocked_of(rank(5, threads=[ThreadEvidence("MainThread", True, tuple(frames), wait)]))
+    assert (blocked.code, blocked.about, blocked.held_by) == (code, "refresher", "")
 
 
 def worker(pid, state="S", at=None, exit_status=None):
