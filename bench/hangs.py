@@ -128,6 +128,7 @@ def own(kind: str) -> tuple[Truth, ...]:
         "pipeline": absent(line, 1, op=""),
         # A rank that does not answer: its line is known only where it can be read from outside.
         "interpreter_held": absent("", 2),
+        "leaves": absent("", 2),
         "fsdp": absent(line, 2, op="all_gather"),
         "healthy_checkpoint": absent(line, 0, op="barrier"),
         "healthy_evaluation": absent(line, 0),
@@ -137,6 +138,9 @@ def own(kind: str) -> tuple[Truth, ...]:
     }
     ranks = {
         "short_timeout": 0,
+        "thread": 1,
+        "breakpoint": 3,
+        "helper_stopped": 0,
         "subprocess": 1,
         "worker_fifo": 0,
         "file_lock": 0,

@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import multiprocessing
 import os
 import queue
 import re
+import signal
 import socket
 import subprocess
 import threading
@@ -73,6 +75,32 @@ def cached(job: Job) -> None:
     time.sleep(0.2)
     with job.cache_lock:  # line: lock_in_socket
         pass
+
+
+def prefetched(job: Job) -> None:
+    """Join a thread that waits for a condition."""
+    ready = threading.Condition()
+
+    def prefetch() -> None:
+        with ready:
+            ready.wait()
+
+    prefetching = threading.Thread(target=prefetch, name="prefetcher", daemon=True)
+    prefetching.start()
+    prefetching.join()  # line: thread
+
+
+def forgotten_breakpoint(job: Job) -> None:
+    """Wait for input from a terminal at which nobody types."""
+    _, terminal = os.openpty()
+    os.dup2(terminal, 0)
+    input()  # line: breakpoint
+
+
+def leave(job: Job) -> None:
+    """Exit, while a thread that is no daemon goes on."""
+    threading.Thread(target=job.ready.wait, name="uploader").start()
+    raise SystemExit(1)
 
 
 def tokenize(job: Job) -> None:
@@ -217,6 +245,10 @@ KINDS: dict[str, Way] = {
     "roots": Way((3,), "optimizer", reduce_loss, everywhere=True),
     "two_calls": Way((1, 3), "backward", two_calls),
     "lock_in_socket": Way((2,), "data", cached),
+    "thread": Way((1,), "data", prefetched),
+    "breakpoint": Way((3,), "forward", forgotten_breakpoint),
+    "leaves": Way((2,), "optimizer", leave),
+    "helper_stopped": Way((0,), "item", workers=2),
     "subprocess": Way((1,), "data", tokenize),
     "worker_lock": Way((2,), "item", workers=2),
     "worker_sleep": Way((2,), "item", workers=2),
@@ -266,6 +298,9 @@ class Images(Dataset[Tensor]):
     def worker_sleep(self) -> None:
         time.sleep(1000)  # line: worker_sleep
 
+    def helper_stopped(self) -> None:
+        time.sleep(1000)  # line: helper_stopped
+
     def worker_fifo(self) -> None:
         path = self.folder / "shard.fifo"
         os.mkfifo(path)
@@ -310,6 +345,9 @@ def train(job: Job, way: Way) -> None:
     if way.where == "compile":
         model = torch.compile(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    if job.kind == "helper_stopped" and job.at_fault:
+        helper = multiprocessing.get_context("fork").Process(target=signal.raise_signal, args=(signal.SIGSTOP,))
+        helper.start()
     loader = DataLoader(Images(job), BATCH, num_workers=way.workers)
 
     def act(where: str, epoch: int, step: int) -> None:

@@ -45,8 +45,6 @@ _RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _OBJECTS = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
 """Functions of torch.distributed that call collectives of sizes, then of bytes."""
-_LOADER = "/torch/utils/data/"
-"""Where a main thread waits for a worker."""
 
 
 @dataclass(slots=True)
@@ -347,11 +345,9 @@ def ranges(ranks: Iterable[int]) -> tuple[tuple[int, int, int], ...] | None:
 
 
 def _add_workers(found: Found, detail: bool) -> None:
-    known, waited = list(children()), loader_workers()
+    waits = loader_workers()
     # (another child, or the worker of another loader, explains nothing)
-    known = [child for child in known if not waited or child[0] in waited][:MAX_WORKERS]
-    main = found.threads[0] if found.threads else None
-    waits = main is not None and any(_LOADER in frame.file for frame in main.frames)
+    known = [child for child in children() if not waits or child[0] in waits][:MAX_WORKERS]
     # (one that is stopped or dead would only cost time)
     able = any(state_of(f"/proc/{pid}")[0] not in ("T", "t", "Z", "") for pid, _, _ in known)
     answers = WORKERS.threads(detail) if able and (waits or detail) else {}

@@ -9,9 +9,18 @@ from types import SimpleNamespace
 import pytest
 
 from sftriage.agent.answers import MAX_ANSWER_BYTES, TrainerAccount, TrainerRequest
-from sftriage.agent.hangs import GONE, HangSampler, KernelState, children_of, interpreter_holder, threads_from
+from sftriage.agent.hangs import (
+    GONE,
+    HangSampler,
+    KernelState,
+    children_of,
+    interpreter_holder,
+    threads_from,
+    without_interpreter,
+)
 from sftriage.base.process import start_ticks
 from sftriage.errors import CaptureError
+from sftriage.model.hangs import INTERPRETER, SourceLine, ThreadEvidence, Wait
 from tests.scenario import info_of
 
 
@@ -84,6 +93,14 @@ def test_threads_of_a_dump_have_their_frames_and_states():
     assert (third.name, third.frames, third.wait.state) == ("thread 12", (), "")
     assert interpreter_holder(dumped) == "Main\x1bThread"
     assert interpreter_holder(dumped[:1]) == ""
+
+
+def test_the_main_thread_waits_for_the_interpreter_that_another_holds():
+    call = SourceLine("decode", "/work/train.py", 7, own=True)
+    main, decoder = ThreadEvidence("MainThread", True, ()), ThreadEvidence("decoder", False, (call,))
+    (found, _) = without_interpreter([main, decoder], "decoder")
+    assert found.wait == Wait(lock=INTERPRETER, held_by="thread decoder", held_at=call)
+    assert without_interpreter([main, decoder], "MainThread") == (main, decoder)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Locks that threads wait for, by their frames: real threads that wait, named without a word of their program."""
 
+import asyncio
 import queue
 import sys
 import threading
@@ -9,6 +10,8 @@ from time import monotonic, sleep
 import pytest
 
 from sftriage.trainer.locks import Holder, holder_of, local, lock_of
+from sftriage.trainer.monitor import Monitor
+from sftriage.trainer.waits import threads_of_this_process
 
 DEADLINE_S = 20.0
 needs_311 = pytest.mark.skipif(
@@ -193,6 +196,44 @@ def test_a_queue_an_event_and_a_thread_are_named(run):
     for inboxes in (inbox, simple):
         inboxes.put(1)
     done.set()
+
+
+def test_the_thread_that_trains_is_the_main_one(run, tmp_path):
+    done = threading.Event()
+
+    def train():
+        monitor = Monitor(("data",), (), rank=0, rings=tmp_path)
+        with monitor.step():
+            done.wait(DEADLINE_S)
+
+    waiting(run(train), "done")
+    assert [(thread.name, thread.main) for thread in threads_of_this_process(False)] == [("train", True)]
+    done.set()
+
+
+def test_an_idle_event_loop_is_in_the_coroutine_that_it_runs(run):
+    # GIVEN a coroutine that waits for another one
+    ready = []
+
+    async def fetch():
+        ready.append((asyncio.get_running_loop(), future := asyncio.get_running_loop().create_future()))
+        await future
+
+    async def collect():
+        await fetch()
+
+    def collecting():
+        asyncio.run(collect())
+
+    run(collecting)
+    end_s, found = monotonic() + DEADLINE_S, []
+    # WHEN its loop waits THEN it is in the innermost
+    while found[:3] != ["fetch", "collect", "select"]:
+        assert monotonic() < end_s, found
+        threads = {thread.name: thread.frames for thread in threads_of_this_process(True)}
+        found = [line.function for line in threads["collecting"]]
+    ((loop, future),) = ready
+    loop.call_soon_threadsafe(future.set_result, None)
 
 
 def test_a_function_that_keeps_all_its_variables_is_left_alone(run):

@@ -539,6 +539,13 @@ def test_a_dead_rank_comes_before_an_absent_one():
     assert (hang.kind, hang.ranks, hang.blocked[0].exit_status) == ("dead", (7,), -9)
 
 
+def test_a_rank_that_hangs_at_its_exit_is_not_dead():
+    # GIVEN a rank that has closed its ring, and whose process is there
+    late = silent(3, alive=False, state="S", threads=[thread(library("_shutdown", "python3/threading.py"))])
+    hang = hang_of(job(*others_in(GRADIENTS, odd=3), late))
+    assert (*brief(hang), hang.blocked[0].code) == ("absent", (3,), 7, "thread")
+
+
 def test_ranks_that_a_launcher_ended_are_not_those_that_failed():
     ends = {2: -6, 3: -15, 5: 0}
     ranks = [silent(n, exit_status=ends[n], alive=False) if n in ends else rank(n, [*PAST, LOSS]) for n in range(8)]
