@@ -136,18 +136,8 @@ def own(kind: str) -> tuple[Truth, ...]:
         "healthy_compile": (),
         "healthy": (),
     }
-    ranks = {
-        "short_timeout": 0,
-        "thread": 1,
-        "breakpoint": 3,
-        "helper_stopped": 0,
-        "subprocess": 1,
-        "worker_fifo": 0,
-        "file_lock": 0,
-        "http": 3,
-        "one_of_eight": 6,
-        "one_of_64": 41,
-    }
+    ranks = {"worker_fifo": 0, "file_lock": 0, "helper_stopped": 0, "subprocess": 1, "thread": 1, "breakpoint": 3}
+    ranks |= {"short_timeout": 0, "http": 3, "one_of_eight": 6, "one_of_64": 41}
     return here[kind] if kind in here else absent(line, ranks.get(kind, 2))
 
 

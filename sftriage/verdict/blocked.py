@@ -23,8 +23,8 @@ from sftriage.model.hangs import (
 
 _NOTHING = Wait()
 STOPPED_STATES, DEAD_STATES = frozenset("Tt"), frozenset("ZX")
-BUSY_FRACTION = 0.7
-"""A thread that uses this much of a core computes."""
+BUSY_FRACTION = 0.5
+"""A thread that uses this much of a core computes, as in `sftriage.trainer.waits`."""
 
 COLLECTIVES = frozenset(
     [
