@@ -86,9 +86,8 @@ _BY_PATH = frozenset(
     ]
 )
 _SLEEPS = frozenset(("nanosleep", "clock_nanosleep"))
-_FREEZERS, _FORKS = ("__refrigerator",), ("kernel_clone", "_do_fork", "do_fork")
-"""Kernel functions of an uninterruptible sleep that is not about a disk: in a frozen cgroup, and until a child of
-``vfork`` runs its program."""
+_FREEZERS, _FORKS = ("__refrigerator", "do_freezer_trap"), ("kernel_clone", "_do_fork", "do_fork")
+"""Kernel functions in which a thread of a frozen cgroup sleeps, and one until its child of ``vfork`` runs a program."""
 
 # Library frames by their path, the first that matches decides; the more telling come first.
 _LIBRARIES: tuple[tuple[str, BlockedCode], ...] = (
@@ -135,7 +134,7 @@ def blocked_of(rank: RankEvidence) -> Blocked:
     place = own_line(frames)
     code, inside = _code(rank, frames, wait)
     worker = worker_of(rank.workers) if code == "worker" else None
-    about, held_by = _about(code, frames, wait), "" if code in ("thread", "subprocess") else wait.held_by
+    about, held_by = _about(code, rank, frames, wait), "" if code in ("thread", "subprocess") else wait.held_by
     if code == "lock" and not about and place and (found := _LOCK_NAME.search(place.source.strip())):
         about = found[1] or found[2]
     return Blocked(
@@ -220,7 +219,7 @@ def _function(frame: SourceLine) -> str:
     return f"{frame.function} of {PurePath(frame.file).name}"
 
 
-def _about(code: BlockedCode, frames: Sequence[SourceLine], wait: Wait) -> str:
+def _about(code: BlockedCode, rank: RankEvidence, frames: Sequence[SourceLine], wait: Wait) -> str:
     """What a block is about, in the words that its sentence needs; "" if unknown."""
     match code:
         case "lock" | "queue" | "event":
@@ -232,8 +231,9 @@ def _about(code: BlockedCode, frames: Sequence[SourceLine], wait: Wait) -> str:
         case "collective":
             return collective_of(frames)
         case "stopped":
-            stops = {"t": "a debugger", "D": "the freezer of its cgroup"}
-            return stops.get(wait.state, "")
+            if (wait.wchan or rank.wchan) in _FREEZERS:
+                return "the freezer of its cgroup"
+            return "a debugger" if "t" in (rank.state, wait.state) else ""
         case "pipe" if wait.path.startswith("standard "):
             return f"its {wait.path}"
         case "pipe" if "/" in wait.path:
@@ -253,7 +253,7 @@ def _code(rank: RankEvidence, frames: tuple[SourceLine, ...], wait: Wait) -> Fou
     below = _below(frames)
     innermost = below[0] if below else None
     state, wchan = wait.state or rank.state, wait.wchan or rank.wchan
-    if STOPPED_STATES & {rank.state, wait.state} or (state == "D" and wchan in _FREEZERS):
+    if STOPPED_STATES & {rank.state, wait.state} or wchan in _FREEZERS:
         return "stopped", innermost
     if wait.lock == INTERPRETER:
         return "lock", innermost

@@ -182,8 +182,17 @@ def test_the_worker_that_hangs_is_the_dead_one_the_stopped_one_or_the_busy_one(w
 
 
 @pytest.mark.parametrize(
-    ("state", "code"), [("T", "stopped"), ("t", "stopped"), ("R", "native"), ("D", "disk"), ("S", "unknown")]
+    ("state", "wchan", "code", "about"),
+    [
+        ("T", "do_signal_stop", "stopped", ""),
+        ("t", "ptrace_stop", "stopped", "a debugger"),
+        ("S", "do_freezer_trap", "stopped", "the freezer of its cgroup"),
+        ("R", "", "native", ""),
+        ("D", "folio_wait_bit", "disk", ""),
+        ("S", "futex_do_wait", "unknown", ""),
+    ],
 )
-def test_without_stacks_the_kernel_alone_tells(state, code):
-    blocked = blocked_of(silent(3, state=state, step=7, stage="data", exit_status=None))
-    assert (blocked.code, blocked.place, blocked.step, blocked.stage) == (code, None, 7, "data")
+def test_without_stacks_the_kernel_alone_tells(state, wchan, code, about):
+    blocked = blocked_of(silent(3, state=state, wchan=wchan, step=7, stage="data", exit_status=None))
+    assert (blocked.code, blocked.about) == (code, about)
+    assert (blocked.place, blocked.step, blocked.stage) == (None, 7, "data")
