@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -352,12 +351,11 @@ _INSIDE = ("unknown", "native", "sleep")
 
 
 def _blocked(hang: Hang) -> list[tuple[tuple[int, ...], str]]:
-    """Where the absent ranks are, and what they wait for: ranks in the same place together."""
+    """Where the absent ranks are, and what they wait for: ranks of which that is the same together."""
     together: dict[str, list[Blocked]] = {}
-    for blocked in hang.blocked:
-        alike = replace(blocked, rank=0, host="", pid=None, step=-1)
-        together.setdefault(repr(alike), []).append(blocked)
     in_turn = hang.others if hang.numbers.get("circle") else ()
+    for blocked in hang.blocked:
+        together.setdefault(_does(blocked, several=False, in_turn=in_turn), []).append(blocked)
     groups = [*together.values()][:_MAX_BLOCKED]
     return [
         (tuple(one.rank for one in group), _does(group[0], several=len(group) > 1, in_turn=in_turn)) for group in groups
