@@ -376,6 +376,8 @@ def _does(blocked: Blocked, *, several: bool, in_turn: Sequence[int]) -> str:
         phrase += " in native code"
     if blocked.about == INTERPRETER:
         phrase = "waits for {about}"
+    if blocked.inside == "_shutdown of threading.py":
+        phrase = "has ended the program, waiting for a thread"
     if several:
         verb, _, rest = phrase.partition(" ")
         phrase = f"{_verb((), verb)} {rest.replace('loads', 'load')}".rstrip()
@@ -519,6 +521,8 @@ def _unblock(hang: Hang) -> str:
     places = (place for place in (first.place, first.worker_at, first.held_at) if place is not None)
     lines = list(dict.fromkeys(map(_at, places)))
     compare = f": compare {lines[0]} with {lines[1]}" if len(lines) == 2 else f": see {lines[0]}" if lines else ""
+    if first.about == INTERPRETER:
+        return f"Let that call release the interpreter, or run it in a process of its own{compare}."
     if first.about == "its standard input":
         return f"Remove what reads it, such as input() or a breakpoint{compare}."
     peer = "the other rank" if first.peer is None else f"rank {first.peer}"
