@@ -67,24 +67,6 @@ _SYSCALLS: dict[str, BlockedCode] = {
     **dict.fromkeys(("fsync", "fdatasync", "sync_file_range", "syncfs"), "disk"),
     **dict.fromkeys(("recvfrom", "recvmsg", "connect", "sendto", "sendmsg", "accept", "accept4"), "socket"),
 }
-_BY_PATH = frozenset(
-    [
-        "read",
-        "write",
-        "pread64",
-        "pwrite64",
-        "readv",
-        "writev",
-        "sendfile",
-        "copy_file_range",
-        "open",
-        "openat",
-        "poll",
-        "ppoll",
-        "select",
-        "pselect6",
-    ]
-)
 _SLEEPS = frozenset(("nanosleep", "clock_nanosleep"))
 _FREEZERS, _FORKS = ("__refrigerator", "do_freezer_trap"), ("kernel_clone", "_do_fork", "do_fork")
 """Kernel functions in which a thread of a frozen cgroup sleeps, and one until its child of ``vfork`` runs a program."""
@@ -281,8 +263,8 @@ def _code(rank: RankEvidence, frames: tuple[SourceLine, ...], wait: Wait) -> Fou
 
 
 def _of_path(wait: Wait) -> BlockedCode | None:
-    """What a system call waits for that reads, writes, opens or polls a file, by the path."""
-    if wait.syscall not in _BY_PATH or not wait.path:
+    """What a system call waits for that is about a file, by the path."""
+    if not wait.path or wait.state == "R":
         return None
     # (a named pipe may have no other end yet)
     if wait.path.startswith(("pipe:", "standard ")) or "pipe" in wait.wchan or "partner" in wait.wchan:

@@ -33,6 +33,8 @@ CASES = [
     ("pipe", [place("input()")], {"syscall": "read", "path": "standard input"}, ""),
     ("pipe", [place("s.recv(1)")], {"syscall": "recvfrom", "path": "unix:/run/cache.sock"}, ""),
     ("unknown", [place("f.read()")], {"syscall": "read", "path": "/dev/pts/3"}, ""),
+    ("unknown", [place("f.read()")], {"syscall": "read", "path": "/data/shard-7", "state": "R"}, ""),
+    ("disk", [place("os.stat(path)")], {"syscall": "newfstatat", "path": "/data/shard-7", "state": "S"}, ""),
     ("socket", [place("f.read()")], {"syscall": "read", "path": "socket:"}, ""),
     ("socket", [place("s.recv(1)  # with a timeout")], {"syscall": "poll", "path": "10.0.0.7:443"}, ""),
     ("socket", [POLL, place("")], {"syscall": "read", "path": "10.0.0.7:443"}, None),
