@@ -382,9 +382,6 @@ def _does(blocked: Blocked, *, several: bool, in_turn: Sequence[int]) -> str:
         verb, _, rest = phrase.partition(" ")
         phrase = f"{_verb((), verb)} {rest.replace('loads', 'load')}".rstrip()
     phrase = phrase.format_map(about)
-    if blocked.code == "event" and blocked.held_by.startswith("thread "):  # (it joins that thread)
-        holder = f", which is{_in(blocked.held_at)}" if blocked.held_at else ""
-        return f"{'wait' if several else 'waits'} for {blocked.held_by}{_spot(blocked)}{holder}"
     circle = f", and rank {blocked.peer} waits for {'them' if several else 'it'} in turn"
     circle = circle if blocked.peer in in_turn else ""
     if blocked.code == "worker":
