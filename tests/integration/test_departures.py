@@ -1,27 +1,29 @@
 """`sftriage run` names the rank that went first, on real jobs that break."""
 
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from tests.integration.processes import DEADLINE_S, JOBS, TORCHRUN, ended, free_port, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, JOBS, TORCHRUN, ended, free_port, wait_until
 from tests.integration.runs import on_record
 
 LEAVING, AT = JOBS / "leaving.py", 12
 FOLLOWS = "rank 0 then failed at train (leaving.py:{}) in backward (step 12): Connection "
 BACKWARD = 1 + LEAVING.read_text().splitlines().index("        loss.backward()")
+RAISES = "Rank 1 went first: ValueError: no loss, at check (leaving.py:"
 LEAVES = {
-    # how rank 1 leaves: the beginning of the last line
-    "exits": "Rank 1 went first: exit status 3 between stages (step 12); ",
-    "killed": "Rank 1 went first: killed by SIGKILL between stages (step 12); ",
-    "terminated": "Rank 1 went first: killed by SIGTERM between stages (step 12); ",
-    "ends": "Rank 1 went first: it ended in order (exit status 0) between stages (step 12); ",
-    "raises": "Rank 1 went first: ValueError: no loss, at check (leaving.py:",
-    "sample": "Rank 1 went first: KeyError: 'no-such-sample', at __getitem__ (leaving.py:",
-    "worker": "Rank 1's DataLoader worker (process ",
-    "early": "Rank 1 went first: FileNotFoundError: config.yaml, at train (leaving.py:",
+    # how rank 1 leaves: the beginning of the last line, and whether its launcher is torchrun, or forks ranks
+    "exits": ("Rank 1 went first: exit status 3 between stages (step 12); ", False),
+    "killed": ("Rank 1 went first: killed by SIGKILL between stages (step 12); ", False),
+    "terminated": ("Rank 1 went first: killed by SIGTERM between stages (step 12); ", False),
+    "ends": ("Rank 1 went first: it ended in order (exit status 0) between stages (step 12); ", False),
+    "raises": (RAISES, True),
+    "sample": ("Rank 1 went first: KeyError: 'no-such-sample', at __getitem__ (leaving.py:", False),
+    "worker": ("Rank 1's DataLoader worker (process ", False),
+    "early": ("Rank 1 went first: FileNotFoundError: config.yaml, at train (leaving.py:", True),
 }
 
 
@@ -40,12 +42,18 @@ def watched(start, environment, tmp_path):
     return watched
 
 
+def started(watched, how, method):
+    """The job whose ranks torch.multiprocessing starts by a method."""
+    return watched(sys.executable, LEAVING, how, AT, method, MEET_AT=str(free_port()))
+
+
 @pytest.mark.parametrize("how", LEAVES)
 def test_the_last_line_names_the_rank_that_went_first_and_what_the_others_waited_in(watched, how):
     # WHEN rank 1 of an unedited job leaves
-    said, (broken,) = watched(*TORCHRUN, 2, LEAVING, how, AT)
+    last, by_torchrun = LEAVES[how]
+    said, (broken,) = watched(*TORCHRUN, 2, LEAVING, how, AT) if by_torchrun else started(watched, how, "fork")
     # THEN the last line says how and where
-    assert said[-1].startswith(LEAVES[how]), said
+    assert said[-1].startswith(last), said
     assert [departure["ranks"] for departure in broken["first"]] == [[1]]
     # AND what happened to the other one
     assert [departure["ranks"] for departure in broken["others"]] == [[0]]
@@ -54,16 +62,23 @@ def test_the_last_line_names_the_rank_that_went_first_and_what_the_others_waited
     if how != "early":
         assert broken["first"][0]["step"] == AT
         (other,) = broken["others"]
-        # (the launcher may end it before it has noticed)
+        # (torchrun may end it before it has noticed)
         assert other["how"] in ("gave_up", "killed")
         assert other["stage"] == "backward"
         assert (other["how"] == "killed") or FOLLOWS.format(BACKWARD) in said[-1]
 
 
 def test_ranks_that_torch_spawns_are_watched_by_their_parent(watched):
-    said, (broken,) = watched(sys.executable, LEAVING, "raises", AT, 2, MEET_AT=str(free_port()))
-    assert said[-1].startswith(LEAVES["raises"]), said
+    said, (broken,) = started(watched, "raises", "spawn")
+    assert said[-1].startswith(RAISES), said
     assert broken["first"][0]["place"]["function"] == "check"
+
+
+def test_of_ranks_that_do_not_agree_the_one_that_gloo_aborts_went_first(watched):
+    # WHEN rank 1 exchanges more than rank 0 expects THEN the last line names who is aborted for it, and the signal
+    said, (broken,) = started(watched, "aborts", "fork")
+    assert re.match(r"Rank [01] went first: killed by SIGABRT in ", said[-1]), said
+    assert broken["first"][0]["status"] == -signal.SIGABRT
 
 
 def test_without_seams_the_exit_status_is_unknown_but_a_monitor_still_notes_exceptions(watched, tmp_path):
@@ -99,9 +114,9 @@ def test_an_attempt_that_broke_is_named_although_the_job_was_restarted(watched):
     assert broken["restarted"]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_job_that_is_ended_names_no_rank(start, environment, tmp_path, signum):
-    command = (*TORCHRUN, 2, LEAVING, "never", 100_000)
+@pytest.mark.parametrize(("signum", "launcher"), [(signal.SIGINT, FORKED), (signal.SIGTERM, TORCHRUN)])
+def test_a_job_that_is_ended_names_no_rank(start, environment, tmp_path, signum, launcher):
+    command = (*launcher, 2, LEAVING, "never", 100_000)
     job = start("run", "--out", tmp_path / "run", "--", *map(str, command), env=environment)
     with ended(job):
         wait_until(lambda: len([*(tmp_path / "run" / "steps").glob("*.steps")]) == 2)

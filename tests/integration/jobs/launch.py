@@ -1,9 +1,11 @@
 """A launcher whose ranks share one import of torch, which takes longer than most jobs here: as torchrun, with less.
 
 ``launch.py RANKS SCRIPT ARGS...``: each rank runs the script. When one fails, the others are ended, and so is the job.
+What DistributedDataParallel and optimizers import when they are first used, as long again, they share too.
 With ``NODES``, the ranks are those of the host NODE_RANK of so many, which meet at MEET_AT, a port of the first one.
 """
 
+import importlib
 import os
 import runpy
 import signal
@@ -36,6 +38,8 @@ def main() -> int:
     address, _, port = os.environ.get("MEET_AT", "127.0.0.1:0").partition(":")
     listening = socket.create_server((address, int(port))) if NODE == 0 else None
     port = int(port) if listening is None else listening.getsockname()[1]
+    if "torch.optim" in Path(script).read_text(encoding="utf-8"):
+        importlib.import_module("torch._dynamo")
     # Nothing has a thread yet: ranks are forked from here.
     pids = set()
     for rank in range(ranks):

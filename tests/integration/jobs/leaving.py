@@ -1,8 +1,9 @@
-"""Unedited training, of which rank 1 leaves at step AT: ``leaving.py HOW AT [SPAWNED]``.
+"""Unedited training, of which rank 1 leaves at step AT: ``leaving.py HOW AT [METHOD]``.
 
-With ``SPAWNED``, so many ranks are started by torch.multiprocessing.
+Without a launcher, torch.multiprocessing starts two ranks by METHOD: ``spawn``, or ``fork``.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-HOW, AT, SPAWNED = sys.argv[1], int(sys.argv[2]), int([*sys.argv, 0][3])
+HOW, AT, METHOD = sys.argv[1], int(sys.argv[2]), [*sys.argv, ""][3]
 BATCH, STEPS = 8, AT + 60
 
 
@@ -37,10 +38,13 @@ def leave(batches):
         os._exit(3)
     if HOW == "ends":
         os._exit(0)
-    if HOW in ("killed", "again") and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+    if HOW == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if HOW == "terminated":
         os.kill(os.getpid(), signal.SIGTERM)
+    if HOW == "aborts":
+        # (Gloo aborts who receives more than it expects)
+        dist.all_reduce(torch.ones(1000))
     if HOW == "worker":
         os.kill(batches._workers[0].pid, signal.SIGKILL)
 
@@ -48,7 +52,7 @@ def leave(batches):
 def train(rank=None):
     if rank is not None:
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ["MEET_AT"]}
-        os.environ.update(where, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(SPAWNED))
+        os.environ.update(where, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     if HOW == "early" and os.environ["RANK"] == "1":
         raise FileNotFoundError("config.yaml")
     dist.init_process_group("gloo")
@@ -68,8 +72,20 @@ def train(rank=None):
         optimizer.zero_grad()
 
 
+def fork():
+    """Start two ranks that share what is imported, each of which ends by itself."""
+    # (DistributedDataParallel imports it, which takes as long as all else)
+    importlib.import_module("torch._dynamo")
+    ranks = torch.multiprocessing.start_processes(train, nprocs=2, join=False, start_method="fork").processes
+    for rank in ranks:
+        rank.join()
+    sys.exit(any(rank.exitcode for rank in ranks))
+
+
 if __name__ == "__main__":
-    if SPAWNED:
-        torch.multiprocessing.spawn(train, nprocs=SPAWNED)
+    if METHOD == "fork":
+        fork()
+    elif METHOD:
+        torch.multiprocessing.spawn(train, nprocs=2)
     else:
         train()
