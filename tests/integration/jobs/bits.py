@@ -1,7 +1,7 @@
 """Train the same model twice under DDP over Gloo, plain and watched, and say where a gradient differs in any bit.
 
-``bits.py DIRECTORY CASE...``: each CASE is one of `CASES`. Prints a line of JSON a case: in how many places gradients
-or parameters differ, and of how many steps the ready moment is known.
+``bits.py DIRECTORY CASE...``: each CASE is one of `moments.CASES`. Prints a line of JSON a case: in how many places
+gradients or parameters differ, and of how many steps the ready moment is known.
 """
 
 import contextlib
@@ -19,9 +19,11 @@ from torch.utils.checkpoint import checkpoint
 
 import sftriage
 from sftriage.windows.rings import Ring
+from tests.integration.jobs.moments import CASES
+from tests.integration.jobs.moments import COMPARED_STEPS as STEPS
 from tests.integration.jobs.ready import BACKEND
 
-STEPS, WIDTH = 12, 24
+WIDTH = 24
 
 
 class Network(nn.Module):
@@ -90,21 +92,6 @@ COMM_HOOKS: dict[str, Callable[..., torch.futures.Future[torch.Tensor]]] = {
     "comm hook": in_float16,
     "comm hook that waits": one_by_one,
 }
-CASES = (
-    "plain",
-    "static graph",
-    "unused",
-    "bucket view",
-    "bucket view and zeros",
-    "accumulate",
-    "tied",
-    "used twice",
-    "checkpoint",
-    "users' hooks",
-    *COMM_HOOKS,
-    "frozen, then thawed",
-    "compile",
-)
 
 
 def train(case: str, monitor: sftriage.Monitor, *, watch: bool) -> list[torch.Tensor]:

@@ -1,8 +1,8 @@
 """A DDP rank over Gloo that watches its gradients; rank 1 is slow in the middle of its backward pass.
 
-``ready.py DIRECTORY ROW...``: each ROW is one of `ROWS`, whose rings, and the files by which the ranks hear each other,
-lie in DIRECTORY/ROW. Rank 1 pauses for PAUSE_S *after* rank 0 has all its gradients of that step, so that their order
-is certain whatever the machine is doing.
+``ready.py DIRECTORY ROW...``: each ROW is one of `moments.ROWS`, whose rings, and the files by which the ranks hear
+each other, lie in DIRECTORY/ROW. Rank 1 pauses for PAUSE_S *after* rank 0 has all its gradients of that step, so that
+their order is certain whatever the machine is doing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sftriage
+from tests.integration.jobs.moments import PAUSE_S, SLOW, STEPS, THAWED_AT
 
-ROWS = ("plain", "accumulate", "unused", "compile", "thawed")
 BACKEND = os.environ.get("COMPILE_BACKEND", "aot_eager")
 """What takes the graphs, which are cut where DDP exchanges; `make soak` has `inductor`, which compiles for a minute."""
-STEPS, THAWED_AT, SLOW, PAUSE_S, DEADLINE_S, WIDTH = 16, 10, 1, 0.03, 60.0, 32
+DEADLINE_S, WIDTH = 60.0, 32
 
 
 class Meeting:

@@ -1,4 +1,4 @@
-"""Three ranks over Gloo that come to wait, each kind in its own way, until DIRECTORY/release exists.
+"""Three ranks that come to wait, each kind in its own way, until DIRECTORY/release exists. They need no torch.
 
 ``waits.py DIRECTORY KIND``, in the last step. ``file``: all ranks wait in data for a lock of DIRECTORY/shards that
 another process holds. ``uneven``: rank 2 has no more batches, and the others wait for it in backward; ``left``: it has
@@ -6,23 +6,19 @@ closed its monitor, too. ``between``: all ranks are between two steps. ``first``
 """
 
 import fcntl
+import multiprocessing
+import os
 import sys
 import time
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
 import sftriage
 
-STEPS = 60
+RANKS, STEPS = 3, 60
 
 
-def main() -> None:
-    directory, kind = Path(sys.argv[1]), sys.argv[2]
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+def train(rank: int, directory: Path, kind: str, meeting) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank))
 
     def wait() -> None:
         while not (directory / "release").exists():
@@ -44,18 +40,27 @@ def main() -> None:
                 if step == 0 and kind == "first" and rank == 1:
                     wait()
             with monitor.stage("backward"):
-                dist.all_reduce(torch.ones(3))
+                meeting.wait()
             with monitor.stage("optimizer"):
                 pass
     if has_fewer:
         if kind == "left":
             monitor.close()
         wait()
-        dist.all_reduce(torch.zeros(3))
+        meeting.wait()
     monitor.close()
-    if rank == 0:
-        sys.stdout.write("trained\n")
-    dist.destroy_process_group()
+
+
+def main() -> None:
+    context = multiprocessing.get_context("fork")
+    about = Path(sys.argv[1]), sys.argv[2], context.Barrier(RANKS)
+    ranks = [context.Process(target=train, args=(rank, *about)) for rank in range(RANKS)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.stdout.write("trained\n")
+    sys.exit(any(process.exitcode for process in ranks))
 
 
 if __name__ == "__main__":

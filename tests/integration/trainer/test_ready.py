@@ -8,8 +8,7 @@ import pytest
 from sftriage.model.windows import StepRecord
 from sftriage.windows.rings import Ring
 from tests.integration.conftest import own_environment
-from tests.integration.jobs import bits
-from tests.integration.jobs.ready import PAUSE_S, ROWS, SLOW, STEPS, THAWED_AT
+from tests.integration.jobs.moments import CASES, COMPARED_STEPS, PAUSE_S, ROWS, SLOW, STEPS, THAWED_AT
 from tests.integration.processes import FORKED, JOBS, ROOT, output_of
 
 
@@ -69,24 +68,22 @@ def check_moments(rings: Path, row: str, said: str) -> None:
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory) -> list[dict[str, dict[str, int]]]:
     """What each of two ranks found when it trained every case twice, plain and watched."""
-    lines = [
-        json.loads(line) for line in run_ranks("bits.py", tmp_path_factory.mktemp("bits"), *bits.CASES).splitlines()
-    ]
+    lines = [json.loads(line) for line in run_ranks("bits.py", tmp_path_factory.mktemp("bits"), *CASES).splitlines()]
     return [{line["case"]: line for line in lines if line["rank"] == rank} for rank in range(2)]
 
 
-@pytest.mark.parametrize("case", bits.CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_watching_changes_no_bit_of_any_gradient(compared, case):
     for found in (rank[case] for rank in compared):
         if "skip" in found:
             pytest.skip(found["skip"])
         # GIVEN gradients of twelve steps and the parameters after them, of plain DDP and of DDP with its model watched
-        assert found["compared"] == bits.STEPS * found["parameters"] + found["parameters"]
+        assert found["compared"] == COMPARED_STEPS * found["parameters"] + found["parameters"]
         # THEN not one bit differs
         assert found["differ"] == 0
         # AND the comparison was of something: there were gradients, and the watch saw their last one in every step
         assert found["not_zero"] > found["compared"] / 2
-        assert (found["ready_plain"], found["ready_watched"]) == (0, bits.STEPS)
+        assert (found["ready_plain"], found["ready_watched"]) == (0, COMPARED_STEPS)
 
 
 def test_under_fsdp2_there_is_no_moment(rings):
