@@ -160,41 +160,41 @@ def perfetto():
 
 @needs.chromium
 def test_perfettos_trace_processor_finds_the_steps_and_in_each_its_stages(both, perfetto):
-    job, _, asked = both
-    for one in asked:
-        # WHEN Perfetto opens the file as it lies there
-        page, file = perfetto.new_page(), job.trace(one)
-        page.route(f"{VIEWER}{file}", lambda route: route.fulfill(path=urlsplit(route.request.url).path))
-        page.goto(f"{VIEWER}/#!/?url={VIEWER}{file}")
-        page.wait_for_function("window.app?.trace")
-        # THEN it has nothing to complain of
-        assert page.evaluate(QUERY, f"SELECT name FROM stats WHERE {ERRORS}") == []
-        # AND every step is a slice, one after the other, on a thread of its trainer
-        steps = page.evaluate(
-            QUERY,
-            "SELECT slice.name, ts, dur, slice.depth FROM slice JOIN thread_track ON track_id = thread_track.id "
-            "WHERE slice.name GLOB 'ProfilerStep#*' ORDER BY ts",
-        )
-        assert [step["name"] for step in steps] == [f"ProfilerStep#{number}" for number in steps_of(one)]
-        assert {step["depth"] for step in steps} == {0}
-        assert all(step["ts"] + step["dur"] <= after["ts"] for step, after in pairwise(steps))
-        # AND right inside each is each stage, once and in order
-        stages = page.evaluate(
-            QUERY,
-            "SELECT child.name, parent.name AS step FROM slice child LEFT JOIN slice parent "
-            "ON child.parent_id = parent.id WHERE child.name GLOB 'sftriage:*' ORDER BY child.ts",
-        )
-        assert [(stage["step"], stage["name"]) for stage in stages] == [
-            (f"ProfilerStep#{number}", f"sftriage:{stage}") for number in steps_of(one) for stage in STAGES
-        ]
-        # AND what the trainer did lies inside of them
-        (matrix,) = page.evaluate(
-            QUERY,
-            "SELECT count(*) AS n FROM slice JOIN ancestor_slice(slice.id) above "
-            "WHERE slice.name = 'aten::linear' AND above.name = 'sftriage:forward'",
-        )
-        assert matrix["n"] == STEPS
-        page.close()
+    # GIVEN the trace of one rank (the viewer has the other one open beside it, in the next test)
+    job, _, (_, one) = both
+    # WHEN Perfetto opens the file as it lies there
+    page, file = perfetto.new_page(), job.trace(one)
+    page.route(f"{VIEWER}{file}", lambda route: route.fulfill(path=urlsplit(route.request.url).path))
+    page.goto(f"{VIEWER}/#!/?url={VIEWER}{file}")
+    page.wait_for_function("window.app?.trace")
+    # THEN it has nothing to complain of
+    assert page.evaluate(QUERY, f"SELECT name FROM stats WHERE {ERRORS}") == []
+    # AND every step is a slice, one after the other, on a thread of its trainer
+    steps = page.evaluate(
+        QUERY,
+        "SELECT slice.name, ts, dur, slice.depth FROM slice JOIN thread_track ON track_id = thread_track.id "
+        "WHERE slice.name GLOB 'ProfilerStep#*' ORDER BY ts",
+    )
+    assert [step["name"] for step in steps] == [f"ProfilerStep#{number}" for number in steps_of(one)]
+    assert {step["depth"] for step in steps} == {0}
+    assert all(step["ts"] + step["dur"] <= after["ts"] for step, after in pairwise(steps))
+    # AND right inside each is each stage, once and in order
+    stages = page.evaluate(
+        QUERY,
+        "SELECT child.name, parent.name AS step FROM slice child LEFT JOIN slice parent "
+        "ON child.parent_id = parent.id WHERE child.name GLOB 'sftriage:*' ORDER BY child.ts",
+    )
+    assert [(stage["step"], stage["name"]) for stage in stages] == [
+        (f"ProfilerStep#{number}", f"sftriage:{stage}") for number in steps_of(one) for stage in STAGES
+    ]
+    # AND what the trainer did lies inside of them
+    (matrix,) = page.evaluate(
+        QUERY,
+        "SELECT count(*) AS n FROM slice JOIN ancestor_slice(slice.id) above "
+        "WHERE slice.name = 'aten::linear' AND above.name = 'sftriage:forward'",
+    )
+    assert matrix["n"] == STEPS
+    page.close()
 
 
 @needs.chromium

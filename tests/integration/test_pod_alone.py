@@ -8,7 +8,7 @@ import pytest
 from sftriage.kube.injecting import InjectionSettings, injection
 from sftriage.kube.jobs import HUB_KEY, job_of
 from tests.integration.pods import Image, Objects, Pod, missing, running
-from tests.integration.processes import JOBS
+from tests.integration.processes import FORKED, JOBS
 from tests.unit.kube.pods import pod
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -18,7 +18,7 @@ pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 SCRIPT = JOBS / "unedited" / "ddp.py"
 OURS = InjectionSettings(image="sftriage:1")
 IMAGES = {"sftriage:1": Image(("sftriage",), user=65532)}
-TRAIN = ["torchrun", "--standalone", "--nproc-per-node", "2", str(SCRIPT), "/out"]
+LAUNCHERS = {"torchrun": ("torchrun", "--standalone", "--nproc-per-node"), "forked": FORKED}
 KILLED = 128 + signal.SIGKILL
 
 
@@ -44,16 +44,20 @@ def ended_by_itself(one: Pod) -> bool:
 
 
 ALONE = {
-    "nothing is there": (False, False, {}),
-    "a password, and no hub of that name": (True, False, {}),
-    "a password and an address, at which nobody listens": (True, True, {}),
-    "an agent that may look into the trainers": (False, False, {"sftriage.dev/share-process-namespace": "true"}),
+    "nothing is there": ("torchrun", False, False, {}),
+    "a password, and no hub of that name": ("forked", True, False, {}),
+    "a password and an address, at which nobody listens": ("forked", True, True, {}),
+    "an agent that may look into the trainers": (
+        *("forked", False, False),
+        {"sftriage.dev/share-process-namespace": "true"},
+    ),
 }
 
 
-@pytest.mark.parametrize(("password", "address", "annotations"), ALONE.values(), ids=ALONE)
-def test_an_unwatched_job_trains_and_ends_as_without_sftriage(tmp_path, password, address, annotations):
-    body = injected(TRAIN, annotations, securityContext={"runAsUser": 12345})
+@pytest.mark.parametrize(("launcher", "password", "address", "annotations"), ALONE.values(), ids=ALONE)
+def test_an_unwatched_job_trains_and_ends_as_without_sftriage(tmp_path, launcher, password, address, annotations):
+    command = [*LAUNCHERS[launcher], "2", str(SCRIPT), "/out"]
+    body = injected(command, annotations, securityContext={"runAsUser": 12345})
     objects = Objects(images=IMAGES)
     if password:
         objects.secrets[name_of(body)] = {HUB_KEY: b"sftriage:secret\n"}

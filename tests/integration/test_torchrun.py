@@ -7,22 +7,27 @@ from pathlib import Path
 import pytest
 
 from tests.integration.policies import policy
-from tests.integration.processes import JOBS
+from tests.integration.processes import FORKED, JOBS
 from tests.integration.runs import named
 
-TORCHRUN = Path(sys.executable).parent / "torchrun"
+LAUNCHERS = {
+    # the script's options: who launches it, and the job's name
+    (): ((Path(sys.executable).parent / "torchrun", "--standalone", "--nproc-per-node"), "accumulate"),
+    ("watched",): (FORKED, "launch"),
+}
 RULE = """name: slow-input, match: {scope: [rank], stage: [data], gain: ">= 20% and >= 50ms"},
   capture: {profiler: torch, steps: 2, warmup_steps: 1, max_seconds: 20}"""
 POLICY = policy(RULE, name="input")
 
 
-@pytest.mark.parametrize("options", [(), ("watched",)])
+@pytest.mark.parametrize("options", LAUNCHERS)
 def test_a_slow_data_set_is_found_through_workers_and_gradient_accumulation(start, tmp_path, options):
     # GIVEN a job with data loader workers (forks of the trainer) and several micro-batches a step, of which one is
     # synchronised, or all, with their gradients watched; rank 1's data set becomes slow
     (tmp_path / "input.yaml").write_text(POLICY, encoding="utf-8")
-    launcher = [TORCHRUN, "--standalone", "--nproc-per-node", 3, JOBS / "accumulate.py", 100, 1, *options]
-    run = start("run", "--policy", tmp_path / "input.yaml", "--out", tmp_path / "run", "--", *launcher)
+    launcher, name = LAUNCHERS[options]
+    job = [*launcher, 3, JOBS / "accumulate.py", 100, 1, *options]
+    run = start("run", "--policy", tmp_path / "input.yaml", "--out", tmp_path / "run", "--", *job)
     _, err = run.communicate(timeout=240)
     assert run.returncode == 0, err
     # THEN the suspect is that rank's data, in the job's own step numbers
@@ -32,7 +37,7 @@ def test_a_slow_data_set_is_found_through_workers_and_gradient_accumulation(star
     assert (1, "data") in [named(window) for window in windows]
     # AND it was captured under the policy's rule, for as many steps as that says
     (row,) = json.loads(start("traces", "list", "--run", tmp_path / "run", "--json").communicate(timeout=60)[0])
-    assert (row["rank"], row["rule"], row["policy"], row["job"]) == (1, "slow-input", "input", "accumulate")
+    assert (row["rank"], row["rule"], row["policy"], row["job"]) == (1, "slow-input", "input", name)
     assert row["last_step"] - row["first_step"] == 1
     assert row["first_step"] > row["window_last_step"] >= 1040
     # AND every rank recorded every step, its workers none
