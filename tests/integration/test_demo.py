@@ -78,18 +78,15 @@ HANGS = {
     # the cause and its rank: how many ranks, and why it hangs
     "hang-collective:2": (
         3,
-        r"Rank 2 called all_gather of 1 float in validate \(train.py:\d+\) where ranks 0 and 1 called all_reduce of 1 "
-        r"float in validate \(train.py:\d+\), #\d+ of the default group\.",
+        r"Rank 2 called all_gather of 1 float in validate .* where ranks 0 and 1 called all_reduce .*",
     ),
     "hang-lock:1": (
         2,
-        r"Rank 1 has not reached all_reduce .*: it waits for the lock `self._index_lock` in look_up .*, held by "
-        r"thread refresh_index in refresh_index .*",
+        r"Rank 1 has not reached .*: it waits for the lock .* in look_up .*, held by thread refresh_index .*",
     ),
     "hang-worker:1": (
         2,
-        r"Rank 1 has not reached all_reduce .*: it waits in train .* for DataLoader worker \d+, which is in "
-        r"read_shard .*",
+        r"Rank 1 has not reached .*: it waits .* for DataLoader worker \d+, which is in read_shard .*",
     ),
 }
 

@@ -47,10 +47,7 @@ ALONE = {
     "nothing is there": ("torchrun", False, False, {}),
     "a password, and no hub of that name": ("forked", True, False, {}),
     "a password and an address, at which nobody listens": ("forked", True, True, {}),
-    "an agent that may look into the trainers": (
-        *("forked", False, False),
-        {"sftriage.dev/share-process-namespace": "true"},
-    ),
+    "an agent that may look": ("forked", False, False, {"sftriage.dev/share-process-namespace": "true"}),
 }
 
 
