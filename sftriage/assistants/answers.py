@@ -157,18 +157,22 @@ class Answers:
         and what was captured; `do_next` has commands for the user. This server does not run them.
         `cause` is why, if a capture has shown it. `suspects_have_cost` is what fixing each suspect would have saved
         since the run began: rank_s in seconds of all ranks, rank_hours the same in hours (GPU-hours, if each rank has
-        a GPU). Next: explain_window for the numbers, capture_findings for why the rank is slow.
+        a GPU). `time_went` adds up to the run's wall clock: useful steps, suspects, work that one rank does while the
+        others wait, what recurs on all ranks, pauses, captures, start, restarts, and what is not accounted for.
+        Next: explain_window for the numbers, capture_findings for why the rank is slow.
         """
         directory, view = self.run_and_view(run)
         summary = RunSummary(view)
         losses = [{**plain(loss), "rank_hours": loss.rank_hours} for loss in view.losses.largest[:MAX_NAMED]]
+        times = None if view.times is None else plain(view.times)
         return _bounded(
             {
                 **self._about(directory),
                 "answers": {QUESTIONS[each.question]: "; ".join((each.text, *each.more)) for each in summary.answers},
                 "cause": "" if summary.cause is None else caused(summary.cause),
                 "do_next": [each.line for each in summary.steps],
-                "suspects_have_cost": {"says": summary.losses, "largest": losses},
+                "suspects_have_cost": losses,
+                "time_went": times and {"says": summary.times, **times},
                 "cites": _cites(directory, view.rows[-1:]),
             }
         )

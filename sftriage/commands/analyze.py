@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,15 +15,21 @@ from sftriage.controller.controller import settings_of, shape_of
 from sftriage.controller.replay import verdicts_and_pauses
 from sftriage.errors import InputError, UsageError
 from sftriage.mitigate.advice import Messages, pipeline_of
+from sftriage.model.events import JobPaused
+from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import plain
 from sftriage.policy.fields import size_bytes
-from sftriage.policy.state import losses_of
-from sftriage.reports.texts import frontier_table, whatif_tables, windows_table
+from sftriage.reports.texts import frontier_table, time_table, whatif_tables, windows_table
 from sftriage.runs.directory import RunDirectory, find_run
 from sftriage.runs.hangs import hang_in
-from sftriage.runs.recordings import detection_of, load_recording
+from sftriage.runs.recordings import RecordedRun, detection_of, load_recording
 from sftriage.runs.source import RunSource
-from sftriage.runs.summary import advice_lines, advice_of_run, advice_values, losses_words
+from sftriage.runs.step_times import StepTimes, attempt_of
+from sftriage.runs.summary import advice_lines, advice_of_run, advice_values
+from sftriage.runs.timetable import Charges, TimeTable
+from sftriage.runs.timetable import time_table as add_up
 from sftriage.runs.whatif import load_operations, trace_events, whatif_of
+from sftriage.windows.logs import StepLogs
 from sftriage.words.decisions import caused
 from sftriage.words.run import event_sentence
 from sftriage.words.verdicts import verdict_sentence
@@ -32,7 +39,7 @@ def analyze(
     path: Annotated[Path, argument("RUN|FILE.npz", "A run directory, or an .npz with durations_s, stages and sync.")],
     window: int | None = option("N", "Steps per window.", "50, or the run's", min=1),
     stride: int | None = option("N", "Steps from the start of one window to the next.", "10, or the run's", min=1),
-    as_json: bool = option("--json", "Print one JSON object per window, one per line."),
+    as_json: bool = option("--json", "Print one JSON object per window, one per line, and one with the times."),
 ) -> None:
     """Show where the time of a recording went, window by window, and which ranks and stages are suspects.
 
@@ -50,12 +57,17 @@ def analyze(
     shape = shape_of(detection, **options)
     say(*map(str, recording.thinned.values()))
     judged = verdicts_and_pauses(recording.windows(shape), settings_of(detection))
-    if as_json:
-        for verdict, _ in judged:
+    verdicts, pauses = list[Verdict](), list[JobPaused]()
+    for verdict, found in judged:
+        verdicts.append(verdict)
+        pauses += found
+        if as_json:
             print_json(verdict)
+    times = _times(path, recording, verdicts, pauses)
+    if as_json:
+        if times is not None:
+            print_json({"type": "times", **plain(times)})
         return
-    pairs = list(judged)
-    verdicts, pauses = [verdict for verdict, _ in pairs], [pause for _, found in pairs for pause in found]
     if not verdicts:
         tell(f"No window yet: the first needs {shape.warmup_steps} steps of warm-up and {shape.window_steps} more.")
         return
@@ -66,11 +78,26 @@ def analyze(
     console.print(verdict_sentence(shown))
     for pause in pauses:
         console.print(event_sentence(pause))
-    if (losses := losses_of(verdicts)).by_suspect:
-        text = losses_words(losses, on_devices=any(verdict.clock == "device" for verdict in verdicts))
-        console.print(f"{text[:1].upper()}{text[1:]}.")
+    if times is not None:
+        console.print(time_table(times))
     if RunDirectory(path).decisions.is_file() and (hang := hang_in(RunDirectory(path))) is not None:
         console.print(f"{caused(hang)} {hang.next_step}")
+
+
+def _times(
+    path: Path, recording: RecordedRun, verdicts: Sequence[Verdict], pauses: Sequence[JobPaused]
+) -> TimeTable | None:
+    """Where the time of a run went; of other recordings, by the verdicts on them."""
+    run = RunDirectory(path)
+    view = RunSource(lambda: run).view()
+    if view.rows:
+        return view.times
+    if recording.whole is not None:
+        attempts = [attempt_of(recording.whole)]
+    else:
+        attempts = StepTimes(StepLogs(run.steps if run.steps.is_dir() else path)).read(ended=True)
+    begin_s = attempts[0].begin_s if attempts else 0.0
+    return add_up(begin_s, 0.0, attempts, Charges.of_verdicts(verdicts, pauses), ended=False)
 
 
 def whatif(

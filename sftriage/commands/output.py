@@ -187,12 +187,20 @@ class JobOutput:
         self.say = self._reporter.say
 
     def sinks(self, directory: RunDirectory, info: RunInfo) -> list[Sink]:
+        from sftriage.runs.source import RunSource
         from sftriage.runtime.copies import RunUploads, SharedIndexing
 
         self._uploads = RunUploads(directory, info) if info.store is not None else None
         self._indexing = SharedIndexing(directory.path, self._catalogue) if self._catalogue is not None else None
         copies = [sink for sink in (self._uploads, self._indexing) if sink is not None]
-        return [self._reporter, *self._more, *self._metering.sinks(info.job, info.run_id, time.time()), *copies]
+        source = RunSource(lambda: directory)
+
+        def times() -> dict[str, float]:
+            found = source.view().times
+            return {} if found is None else found.by_code
+
+        metering = self._metering.sinks(info.job, info.run_id, time.time(), times)
+        return [self._reporter, *self._more, *metering, *copies]
 
     def say_begun(self, how: str, watched: WatchedRun) -> None:
         """Print the policies of a job, its run directory, and the address of its metrics."""

@@ -11,7 +11,6 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from itertools import groupby
 from typing import Any, Literal, TypeVar
 
@@ -424,6 +423,18 @@ class SuspectLoss:
 
 
 @dataclass(frozen=True, slots=True)
+class AddedLoss:
+    """What a window adds to the loss of the suspect with a ``key``: the seconds of each step from the first one."""
+
+    attempt: int
+    first_step: int
+    step_s: Sequence[float]
+    ranks: int
+    key: str
+    named: SuspectLoss
+
+
+@dataclass(frozen=True, slots=True)
 class Losses:
     """What stragglers have cost a job, by suspect (`suspect_key`), and up to which step of each attempt."""
 
@@ -462,31 +473,33 @@ class Losses:
 
     def after(self, verdict: Verdict) -> Losses:
         """The losses with those of one more verdict."""
+        added = self.added_by(verdict)
+        return self if added is None else self.plus(added)
+
+    def added_by(self, verdict: Verdict) -> AddedLoss | None:
+        """What one more verdict adds; None if nothing."""
         lost = verdict.lost
         suspect = verdict.named if lost is None or lost.of is None else lost.of
         if lost is None or suspect is None:
-            return self
+            return None
         # A controller that takes over may not know which steps are counted already.
-        known, last_step = self.counted.get(verdict.attempt, -1), lost.first_step + len(lost.step_s) - 1
-        new_s = lost.step_s[max(0, known + 1 - lost.first_step) :]
+        skipped = max(0, self.counted.get(verdict.attempt, -1) + 1 - lost.first_step)
+        new_s = lost.step_s[skipped:]
         if not new_s:
-            return self
+            return None
         key = suspect_key(suspect, self.by_suspect)
+        named = SuspectLoss(subject(suspect), slow_stage(replace(suspect, stage=suspect.identity[2])))
         if key not in self.by_suspect and len(self.by_suspect) >= MOST_SUSPECTS:
-            key, before = OTHERS, self.by_suspect.get(OTHERS, SuspectLoss(OTHERS, ""))
-        else:
-            named = SuspectLoss(subject(suspect), slow_stage(replace(suspect, stage=suspect.identity[2])))
-            before = self.by_suspect.get(key, named)
+            key, named = OTHERS, SuspectLoss(OTHERS, "")
+        return AddedLoss(verdict.attempt, lost.first_step + skipped, new_s, lost.ranks, key, named)
+
+    def plus(self, added: AddedLoss) -> Losses:
+        before, last_step = self.by_suspect.get(added.key, added.named), added.first_step + len(added.step_s) - 1
         found = replace(
             before,
-            lost_s=before.lost_s + sum(new_s),
-            rank_s=before.rank_s + sum(new_s) * lost.ranks,
-            steps=before.steps + sum(one_s > 0.0 for one_s in new_s),
+            lost_s=before.lost_s + sum(added.step_s),
+            rank_s=before.rank_s + sum(added.step_s) * added.ranks,
+            steps=before.steps + sum(one_s > 0.0 for one_s in added.step_s),
             last_step=last_step,
         )
-        return Losses({**self.by_suspect, key: found}, {**self.counted, verdict.attempt: last_step})
-
-
-def losses_of(verdicts: Iterable[Verdict]) -> Losses:
-    """What stragglers have cost, by a run's verdicts in order."""
-    return reduce(Losses.after, verdicts, Losses())
+        return Losses({**self.by_suspect, added.key: found}, {**self.counted, added.attempt: last_step})

@@ -21,6 +21,7 @@ from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import plain
 from sftriage.words import decisions, verdicts
 from sftriage.words.captures import capture_facts
+from sftriage.words.run import time_row_detail, time_row_name
 from sftriage.words.verdicts import every, milliseconds, numbers, size, slow_stage, span, subject, verdict_sentence
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from sftriage.model.events import CauseFound, RemedyChanged, WindowJudged
     from sftriage.reduce.stages import Reduction
     from sftriage.reduce.together import Agreement
+    from sftriage.runs.timetable import TimeTable
     from sftriage.runs.whatif import WhatIf
     from sftriage.runtime.reducing import Confirmation
     from sftriage.traces.catalogue import CaptureRow
@@ -62,6 +64,16 @@ def frontier_table(verdict: Verdict) -> Table:
         table.add_row(stage, milliseconds(advance_s), f"{share:.0%}", led)
     table.add_section()
     table.add_row("exposed", milliseconds(verdict.exposed_s), "100%", "")
+    return table
+
+
+def time_table(times: TimeTable) -> Table:
+    """Where a run's time went."""
+    table = titled(f"Where {verdicts.lasted(times.wall_s)} went", ["", ""], ["time", "share", "rank-hours"])
+    for row in times.rows:
+        hours = f"{times.rank_s(row) / 3600.0:.2g}" if times.ranks else ""
+        about = time_row_name(row), time_row_detail(row)
+        table.add_row(*about, verdicts.lasted(row.seconds), f"{times.share(row):.1%}", hours)
     return table
 
 

@@ -51,6 +51,7 @@ def picture_values(shown: RunSummary, place: str) -> dict[str, Any]:
         "candidates": () if telling is None else telling.candidates,
         "captures": captures_of(view)[:MAX_CAPTURES],
         "losses": view.losses.largest,
+        "times": view.times,
         "telemetry": {
             "ranks": view.telemetry.ranks,
             "world_size": view.telemetry.world_size,

@@ -29,7 +29,7 @@ from sftriage.runs.stalls import Cell, Stall
 from sftriage.runs.summary import MAX_CAPTURES, Frontier, RunSummary
 from sftriage.traces.manifest import CONTROL
 from sftriage.words.run import disk_now, since_words, triage_off
-from sftriage.words.verdicts import ago, capitalized, counted, milliseconds, moment, size, span
+from sftriage.words.verdicts import ago, counted, milliseconds, moment, size, span
 
 WIDE = 60
 """Columns from which on a line shows more than the minimum."""
@@ -219,8 +219,8 @@ def _about(shown: RunSummary, place: str, width: int) -> list[list[Text]]:
             paragraphs.append(_wrapped(f"Why: {shown.why}", width, "bold"))
         paragraphs.append(_wrapped(f"{shown.done}.", width))
         paragraphs += [_wrapped(f"Next: {step.line}", width, "cyan") for step in shown.steps]
-    if shown.losses:
-        paragraphs.append(_wrapped(f"{capitalized(shown.losses)}.", width, "dim"))
+    if shown.times:
+        paragraphs.append(_wrapped(shown.times, width, "dim"))
     return paragraphs
 
 

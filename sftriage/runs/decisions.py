@@ -6,6 +6,7 @@ which reads each line once. In a list, consecutive like decisions are one entry,
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from sftriage.errors import InputError, UsageError
 from sftriage.model import captures, events
 from sftriage.model.verdicts import Clock, Label, Pattern, Regression, Verdict
 from sftriage.model.windows import plain
-from sftriage.policy.state import Losses, same_trouble, suspect_key
+from sftriage.policy.state import AddedLoss, Losses, same_trouble, suspect_key
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.journal import Appended, read_journal
 from sftriage.windows.log_files import find_logs
@@ -226,7 +227,8 @@ class JournalRecord:
 
     ``rows`` are windows, ``requests`` captures that no window led to, and ``notes`` the other events, each in order.
     By capture, ``results`` says how it ended and ``states`` how far it is. ``skipped`` lines could not be read, a
-    compaction removed ``dropped`` windows, and ``losses`` are what stragglers have cost since the run began.
+    compaction removed ``dropped`` windows. ``losses`` are what stragglers have cost since the run began, and ``added``
+    what the windows on record add to that.
     """
 
     rows: list[WindowRow] = field(default_factory=list)
@@ -237,6 +239,7 @@ class JournalRecord:
     skipped: int = 0
     dropped: int = 0
     losses: Losses = field(default_factory=Losses)
+    added: list[AddedLoss] = field(default_factory=list)
 
 
 class JournalTail:
@@ -264,10 +267,12 @@ class JournalTail:
             case None | events.EvidenceGathered(remarks=()):
                 pass
             case events.WindowJudged():
-                losses = record.losses.after(event.verdict)
-                lost_s = losses.lost_s - record.losses.lost_s
+                added = record.losses.added_by(event.verdict)
+                lost_s = 0.0 if added is None else sum(added.step_s)
                 record.rows.append(row_of(event.verdict, event.decision, event.triggers, lost_s))
-                self.record = replace(record, losses=losses)
+                if added is not None:
+                    record.added.append(replace(added, step_s=array("f", added.step_s)))
+                    self.record = replace(record, losses=record.losses.plus(added))
             case events.JournalCompacted():
                 self.record = replace(record, losses=Losses.of_values(event.losses), dropped=event.dropped)
             case events.CaptureChanged():

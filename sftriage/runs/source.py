@@ -14,16 +14,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from copy import copy
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from itertools import chain, islice
 from pathlib import Path
 
 from sftriage.errors import InputError, IntegrityError, UsageError
-from sftriage.model.events import CostMeasured
+from sftriage.model.events import CostMeasured, JobPaused
 from sftriage.model.verdicts import Clock
 from sftriage.runs import liveness
 from sftriage.runs.decisions import JournalRecord, JournalTail, RequestRow, WindowRow
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, started_runs
 from sftriage.runs.lateness import HeatMap, HeatSource, StepTracks, steps_beside, tracks_of
+from sftriage.runs.step_times import StepTimes, attempts_of
+from sftriage.runs.timetable import Charges, TimeTable, time_table
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.store import UPLOAD_NAME, LocalStore, Upload
 from sftriage.windows.logs import LOG_KIND, StepLogs
@@ -143,6 +146,7 @@ class View(JournalRecord):
         disk: why the run directory cannot be written now, or ""; ``failing``: why triage does not work now, or "".
         hosts: the hosts of the ranks named last.
         directory: the run's path, for commands shown to the user.
+        times: where its time went; None without a recorded step.
     """
 
     version: str
@@ -160,6 +164,7 @@ class View(JournalRecord):
     failing: str = ""
     hosts: Mapping[int, str] = field(default_factory=dict)
     directory: str = ""
+    times: TimeTable | None = None
 
     @property
     def windows(self) -> int:
@@ -197,6 +202,7 @@ class _Opened:
         # Maps are made in their own thread, so `beside` has a source of its own.
         self.beside, self._host = HeatSource(StepLogs(run.steps)), HeatSource(StepLogs(run.steps))
         self._device = HeatSource(StepLogs(run.steps, LOG_KIND))
+        self.times = StepTimes(StepLogs(run.steps))
         self.watcher, self.telemetry = liveness.WatcherLook(run), liveness.TelemetryLook(run.steps)
 
     def heat(self, attempt: int, first_step: int, last_step: int, each: int, clock: Clock) -> HeatMap | None:
@@ -339,8 +345,30 @@ class RunSource:
                 failing=fails,
                 hosts={} if named is None else opened.telemetry.hosts(named.attempt, named.suspects[0].ranks),
                 directory=str(run.path),
+                times=None
+                if info is None
+                else _times(info, opened.times, journal, telemetry.world_size or 0, going=going),
             )
         return self._view
+
+
+def _times(info: RunInfo, steps: StepTimes, journal: JournalRecord, ranks: int, *, going: bool) -> TimeTable | None:
+    ended_at = "" if going else info.ended_at or ""
+    begin_s, end_s = (datetime.fromisoformat(at).timestamp() if at else 0.0 for at in (info.created_at, ended_at))
+    # (a compaction may have removed the first windows)
+    judged_from: dict[int, int] = dict.fromkeys(steps.logs.attempts, 0) if journal.dropped else {}
+    for row in journal.rows:
+        judged_from[row.attempt] = min(judged_from.get(row.attempt, row.first_step), row.first_step)
+    charges = Charges(
+        losses=journal.losses,
+        added=journal.added,
+        pauses=[note for note in journal.notes if isinstance(note, JobPaused)],
+        costs=[note for note in journal.notes if isinstance(note, CostMeasured)],
+        stalls={(row.attempt, row.first_step): row.exposed_s for row in journal.rows if row.label == "stalled"},
+        judged_from=judged_from,
+    )
+    attempts = steps.read(ended=not going) or attempts_of(journal.rows, ranks)
+    return time_table(begin_s, end_s, attempts, charges, ended=ended_at != "")
 
 
 MAX_LISTED = 50

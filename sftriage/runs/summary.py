@@ -16,10 +16,9 @@ from typing import Any, Literal
 import msgspec
 
 from sftriage.mitigate import advice as remedies
-from sftriage.model.events import CostMeasured, JobBroken, JobPaused, Pipeline, RemedyChanged
+from sftriage.model.events import CostMeasured, JobBroken, Pipeline, RemedyChanged
 from sftriage.model.verdicts import is_informative
 from sftriage.model.windows import plain
-from sftriage.policy.state import Losses
 from sftriage.runs.decisions import (
     DISTURBED,
     CaptureStatus,
@@ -160,9 +159,9 @@ class RunSummary:
         return "" if self.cause is None or hangs else caused(self.cause)
 
     @cached_property
-    def losses(self) -> str:
-        """What suspects have cost since the run began; "" if nothing."""
-        return losses_words(self.view.losses, on_devices=on_devices(self.view)) if self.view.losses.by_suspect else ""
+    def times(self) -> str:
+        """Where the run's time went, in a sentence; "" if unknown."""
+        return "" if self.view.times is None else words.time_sentence(self.view.times)
 
     @cached_property
     def stall(self) -> Stall | None:
@@ -298,12 +297,6 @@ class RunSummary:
                 more.append(f"{hours_of_ranks(lost_s * ranks, on_devices=devices)} ({ranks:,} ranks)")
             if decisive.suspects and not stalled:
                 more.append(f"{milliseconds(decisive.suspects[0].gain_s)} of each slow step")
-        if self.losses:
-            more.append(self.losses)
-        if paused_s := sum(note.lasted_s for note in view.notes if isinstance(note, JobPaused)):
-            more.append(f"pauses of all ranks took {lasted(paused_s)}")
-        if captures_s := captures_cost_s(view.notes):
-            more.append(f"and {lasted(captures_s)} for captures")
         if self.health == "healthy":
             text = "nothing now"
         elif lost_s is None:
@@ -462,20 +455,6 @@ def _unjudged(view: View) -> tuple[words.Health, str]:
 def on_devices(view: View) -> bool:
     """Whether its ranks run on devices, as far as its windows say."""
     return any(row.clock == "device" or "clock_limited" in row.reasons for row in view.rows)
-
-
-def losses_words(losses: Losses, *, on_devices: bool) -> str:
-    """What suspects have cost since a run began, and which cost most."""
-    largest = losses.largest
-    names = [f"{loss.who} in {loss.where}" if loss.where else loss.who for loss in largest[:MAX_SHOWN]]
-    cost = hours_of_ranks(losses.rank_s, on_devices=on_devices)
-    if len(largest) == 1:
-        return f"since the run began, {names[0]} has cost {cost}"
-    costs = (hours_of_ranks(loss.rank_s, on_devices=on_devices) for loss in largest)
-    whose = [f"{name} {lost}" for name, lost in zip(names, costs, strict=False)]
-    if (more := len(largest) - MAX_SHOWN) > 0:
-        whose.append(f"{more:,} more")
-    return f"since the run began, suspects have cost {cost}: {', '.join(whose)}"
 
 
 def captures_cost_s(notes: Sequence[Note]) -> float:

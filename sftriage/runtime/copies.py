@@ -57,7 +57,7 @@ class Keeping:
         return RunInfo(
             run_id=run_id,
             job=job,
-            created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            created_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             command=command,
             policy=", ".join(each.policy.metadata.name for each in loaded),
             policy_sha256=loaded[0].sha256,

@@ -112,7 +112,7 @@ class WatchedRun:
 
     def _finish(self, broken: Callable[[], list[JobBroken]]) -> None:
         self._triage.finish(broken)
-        self._ended_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         self._disk.do(self._note_end, "run.json")
 
     def _note_end(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,13 +59,18 @@ class Metering:
                 server, self.url = listen(self._registry)
                 self._expositions.append(server)
 
-    def sinks(self, job: str, run: str, started_s: float) -> list[Sink]:
-        """The configured sinks of a run that begins now, ``started_s`` seconds since the epoch."""
+    def sinks(
+        self, job: str, run: str, started_s: float, times: Callable[[], Mapping[str, float]] = dict
+    ) -> list[Sink]:
+        """The configured sinks of a run that begins now, ``started_s`` seconds since the epoch.
+
+        ``times`` reads where its time went, in seconds by part.
+        """
         made: list[Sink] = []
         if self._expositions:
             from sftriage.sinks.metrics import Metrics
 
-            made.append(Metrics(job, run, started_s, self._expositions, self._per_rank, self._registry))
+            made.append(Metrics(job, run, started_s, self._expositions, self._per_rank, self._registry, times))
         if (exporter := self._exporter) is not None:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 

@@ -10,7 +10,8 @@ import math
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -179,6 +180,7 @@ METRICS: Mapping[str, Mapping[str, str]] = {
         "gauge regression_ratio{scope}": "How much longer a step takes than at the job's best, as a fraction of "
         "that, on all ranks or on some. Absent while it is not slower.",
         "counter regressions{scope}": "How often the job has become slower than its own best.",
+        "gauge time_seconds{part}": "Where the run's time went so far, by part; the sum is its wall clock.",
         "gauge telemetry_lag_seconds": "Time from the end of the newest window's last step to its verdict.",
         "counter rank_suspect_verdicts{rank, stage}": "Verdicts whose suspect is this rank, or includes it.",
         "gauge rank_suspect_gain_seconds{rank, stage}": "What each step would save without the newest verdict's "
@@ -241,7 +243,8 @@ _KINDS: Mapping[str, Any] = {
 class Metrics(Sink):
     """Moves the metrics of a run that began at ``started_s`` (since the epoch). All series have the label ``job_name``.
 
-    The metrics are in the ``registry``, which ``expositions`` may read from other threads.
+    ``times`` reads where the run's time went, in seconds by part. The metrics are in the ``registry``, which
+    ``expositions`` may read from other threads.
     """
 
     name = "metrics"
@@ -254,7 +257,9 @@ class Metrics(Sink):
         expositions: Sequence[Exposition] = (),
         per_rank: bool = False,
         registry: CollectorRegistry | None = None,
+        times: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        self._times, self._times_due_s = times, float("-inf")
         self._lock, self._expositions, self._per_rank = threading.Lock(), expositions, per_rank
         self._stages: set[str] = {OTHER}
         self._tally = StepTally()
@@ -262,6 +267,7 @@ class Metrics(Sink):
         self._received = ReadCounts()
         self._profilers: dict[str, str] = {}
         self._lost_rank_s: dict[tuple[str, str], float] = {}
+        self._parts: set[str] = set()
         self._suspect_labels: set[tuple[str, str]] = set()
         self._regression: tuple[int, str, int] | None = None
         self._remedies: dict[str, events.RemedyChanged] = {}
@@ -296,6 +302,8 @@ class Metrics(Sink):
             exposition.start()
 
     def take(self, event: events.Event | events.Observation) -> None:
+        if isinstance(event, events.WindowJudged) and time.monotonic() >= self._times_due_s:
+            self._take_times()
         # A scrape sees all changes of an event, or none.
         with self._lock:
             match event:
@@ -330,11 +338,21 @@ class Metrics(Sink):
                         self._metric("disk_lost", kind).inc(number)
 
     def close(self) -> None:
+        self._take_times()
         with self._lock:
             self._metric("run_active").set(0)
             self._metric("stalled").set(0)
         for exposition in self._expositions:
             exposition.close()
+
+    def _take_times(self) -> None:
+        """Read where the time went; outside the lock, since it reads files."""
+        found = self._times()
+        with self._lock:
+            self._parts.update(found)
+            for part in self._parts:
+                self._metric("time_seconds", part).set(found.get(part, 0.0))
+        self._times_due_s = time.monotonic() + WRITE_EVERY_S
 
     def _judged(self, judged: events.WindowJudged) -> None:
         verdict, decision = judged.verdict, judged.decision

@@ -245,6 +245,8 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         triage_off=run.triage_off,
         questions=run.QUESTIONS,
         hang_headings=HEADINGS,
+        time_row_name=run.time_row_name,
+        time_row_detail=run.time_row_detail,
         label_meanings=run.LABEL_MEANINGS,
         outcome_meanings=run.OUTCOME_MEANINGS,
         ago=lambda time_s: ago(time_s, now_s()),

@@ -26,7 +26,7 @@ from sftriage.runs.directory import RunDirectory
 from sftriage.runs.hangs import hang_rows_of
 from sftriage.runs.lateness import HeatMap, control_of
 from sftriage.runs.source import STALE_S, Damaged, Drawing, RunSource, StartedRuns, View
-from sftriage.runs.summary import RunSummary, captured_words, captures_cost_s
+from sftriage.runs.summary import RunSummary, captured_words
 from sftriage.runs.whatif import HOTTEST, WhatIf, operations_in, trace_events, whatif_of
 from sftriage.stragglers.slowdown import MIN_SLOWDOWN
 from sftriage.traces.manifest import Manifest
@@ -109,7 +109,6 @@ class RunPage(Page[RunSource]):
             captured={
                 found.capture_id: captured_words(found) for found in view.captures if isinstance(found, Manifest)
             },
-            captures_cost_s=captures_cost_s(view.notes),
             stale=self._stale(view),
             low_coverage=LOW_COVERAGE,
             running=[capture for capture in captures_of(view) if capture.capture_id not in stored][:MAX_RUNNING],

@@ -20,10 +20,11 @@ from sftriage.model.events import (
 from sftriage.model.windows import OTHER
 from sftriage.words.decisions import caused
 from sftriage.words.departures import broken_sentence
-from sftriage.words.verdicts import capitalized, lasted, milliseconds, span
+from sftriage.words.verdicts import capitalized, counted, lasted, milliseconds, span
 
 if TYPE_CHECKING:
     from sftriage.mitigate.advice import Remedy, Straggler
+    from sftriage.runs.timetable import RowCode, TimeRow, TimeTable
 
 
 Health = Literal[
@@ -262,6 +263,55 @@ def _remedy_changed(change: RemedyChanged) -> str:
     if "on_s" in numbers:
         measured = "; a step takes {on_s} with it and {off_s} without (± {error_s})".format_map(numbers)
     return f"{subject}: {change.state}, because {why}{measured}."
+
+
+TIME_ROWS: Mapping[RowCode, str] = {
+    "useful": "useful steps",
+    "suspect": "",
+    "alone": "{subject} alone",
+    "shared": "all ranks",
+    "pause": "pauses",
+    "stall": "stalls",
+    "capture": "captures",
+    "start": "start, until the first step",
+    "warm_up": "slow first steps",
+    "restart": "restarts, until the next step",
+    "end": "after the last step",
+    "unaccounted": "not accounted for",
+}
+"""Where a run's time went, in words; a suspect's name is its own."""
+
+
+def time_row_name(row: TimeRow) -> str:
+    """What a row of the time table is about."""
+    where = row.kind or (f"in {row.stage}" if row.stage else "")
+    named = TIME_ROWS[row.code].format(subject=row.subject or "one rank") or row.subject
+    return f"{named}: {where}" if row.kind else f"{named} {where}".strip()
+
+
+def time_row_detail(row: TimeRow) -> str:
+    """How often, and how long each time; "" if it was once."""
+    if row.code == "useful":
+        each_s = row.seconds / max(1, row.steps)
+        return f"{counted(row.steps, 'step')}, {milliseconds(each_s) if each_s < 1.0 else lasted(each_s)} each"
+    if row.steps < 2:
+        return ""
+    often = f"every {row.period_steps:,} steps" if row.period_steps else f"in {row.steps:,} steps"
+    often = f"{row.steps:,} times" if row.code == "restart" else often
+    return f"{often}, {lasted(row.seconds / row.steps)} each"
+
+
+SHOWN_TIME_ROWS = 5
+
+
+def time_sentence(times: TimeTable) -> str:
+    """The time table in a sentence: the useful part, and the largest others."""
+    useful, *others = times.rows
+    text = f"Of {lasted(times.wall_s)}, {times.share(useful):.0%} went to useful steps"
+    named = [f"{time_row_name(row)} {times.share(row):.1%}" for row in others[:SHOWN_TIME_ROWS]]
+    if more_s := sum(row.seconds for row in others[SHOWN_TIME_ROWS:]):
+        named.append(f"others {more_s / times.wall_s:.1%}")
+    return f"{text}; {', '.join(named)}." if named else f"{text}."
 
 
 def thinning(whole_from_step: int, first_step: int, block_steps: int, period_steps: int) -> str:

@@ -8,8 +8,8 @@ import pytest
 
 from sftriage.model.events import WindowJudged
 from sftriage.model.verdicts import Verdict
-from sftriage.policy.state import losses_of
 from sftriage.runs.journal import read_journal
+from sftriage.runs.timetable import Charges
 from tests.integration.linked import check_linked
 from tests.integration.processes import DEADLINE_S
 from tests.integration.runs import captures
@@ -34,13 +34,19 @@ def test_what_the_slow_rank_has_cost_is_the_same_while_it_runs_and_afterwards(de
     # GIVEN what the run's own journal sums to
     journal = read_journal(demonstrated.run / "decisions.jsonl")
     verdicts = [entry.verdict for entry in journal if isinstance(entry, WindowJudged)]
-    live = losses_of(verdicts)
+    live = Charges.of_verdicts(verdicts, ()).losses
     slow = live.largest[0]
     assert (slow.who, slow.where) == ("rank 2", "data")
     # THEN so does its recording, judged again, and each step counts once
     lines = start("analyze", demonstrated.run, "--json").communicate(timeout=60)[0].splitlines()
-    again = losses_of(msgspec.json.decode(line, type=Verdict) for line in lines)
+    *lines, last = lines
+    again = Charges.of_verdicts([msgspec.json.decode(line, type=Verdict) for line in lines], ()).losses
     assert again.by_suspect == live.by_suspect
+    # AND the time table has the same among rows that add up to the wall clock
+    times = json.loads(last)
+    assert sum(row["seconds"] for row in times["rows"]) == pytest.approx(times["wall_s"])
+    (row,) = [row for row in times["rows"] if (row["code"], row["subject"]) == ("suspect", "rank 2")]
+    assert row["seconds"] == pytest.approx(slow.lost_s, rel=0.1)
     # (the steps since it may have begun: the rank may have been last by chance just before it was slowed)
     named = [one.suspects[0] for one in verdicts if one.label == "suspect" and one.suspects[0].rank == 2]
     began = min(one.onset_range[0] for one in named)
@@ -49,7 +55,7 @@ def test_what_the_slow_rank_has_cost_is_the_same_while_it_runs_and_afterwards(de
     said = start("watch", "--once", "--json", "--run", demonstrated.run).communicate(timeout=60)[0]
     assert json.loads(said)["losses"][0]["rank_s"] == slow.rank_s
     report = start("report", demonstrated.run).communicate(timeout=60)[0]
-    assert "since the run began, rank" in report
+    assert "| rank 2 in data |" in report
     assert "without it" in start("explain", str(slow.last_step), "--run", demonstrated.run).communicate(timeout=60)[0]
     # AND mending the rank saves as much in whatever is asked what would help
     gain_s = next(one for one in reversed(verdicts) if one.reasons != ("self_inflicted",)).suspects[0].gain_s

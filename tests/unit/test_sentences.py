@@ -53,12 +53,12 @@ from sftriage.model.events import (
     WindowJudged,
 )
 from sftriage.model.hangs import Call, Hang, SourceLine
-from sftriage.model.verdicts import Label, Lost, OwnWork, Pattern, Regression, Scope, Suspect, Verdict
+from sftriage.model.verdicts import Label, OwnWork, Pattern, Regression, Scope, Suspect, Verdict
 from sftriage.policy.in_force import change_lines
-from sftriage.policy.state import losses_of
 from sftriage.reports.texts import explanation_lines, manifest_lines
 from sftriage.runs.decisions import Other, note_kind
-from sftriage.runs.summary import advice_lines, captured_words, losses_words
+from sftriage.runs.summary import advice_lines, captured_words
+from sftriage.runs.timetable import TimeRow, TimeTable
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.manifest import CostInfo, FollowedInfo, ReproducedInfo
 from sftriage.verdict.units import SHOWN_COUNTERS
@@ -88,8 +88,12 @@ from sftriage.words.run import (
     QUESTIONS,
     REMEDY_REASONS,
     SLOW,
+    TIME_ROWS,
     event_sentence,
     look_at,
+    time_row_detail,
+    time_row_name,
+    time_sentence,
 )
 from sftriage.words.verdicts import (
     AFTER_GRADIENTS,
@@ -473,12 +477,12 @@ def first_glance() -> Rows:
     )
     later = {**RESOLVES, "sync_ambiguous, the last gradient being on record": AFTER_GRADIENTS, **RESOLUTIONS}
     yield from tables({"once a run has ended: ": {code: texts[-1] for code, texts in later.items() if texts[-1]}})
-    losses = losses_of(
-        judged(suspects=(replace(RANK, rank=rank, ranks=(rank,)),), attempt=rank, lost=Lost(90, (0.9,) * 50, 800))
-        for rank in range(6)
-    )
-    for on_devices in (False, True):
-        yield "cost since the run began", losses_words(losses, on_devices=on_devices)
+    placed = {"suspect": ("rank 2", "data"), "alone": ("rank 2", "data"), "shared": ("", "data"), "pause": ("", "data")}
+    rows = [TimeRow(code, 3.0 * (20 - n), n + 1, *placed.get(code, ())) for n, code in enumerate(TIME_ROWS)]
+    rows += [TimeRow("alone", 2.0, 4, "", "", "evaluation", 40), TimeRow("shared", 1.5, 1, kind="compilation")]
+    for of in rows:
+        yield f"time, {of.code}", f"{time_row_name(of)}: {time_row_detail(of)}"
+    yield "where the time went", time_sentence(TimeTable(sum(of.seconds for of in rows), 4, tuple(rows)))
 
 
 def on_the_page(note: Other) -> Iterator[str]:

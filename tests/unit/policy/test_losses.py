@@ -1,6 +1,7 @@
 """What stragglers have cost: each step once, whatever the windows are, and whoever counts."""
 
 from dataclasses import replace
+from functools import reduce
 
 import pytest
 from hypothesis import given
@@ -8,11 +9,15 @@ from hypothesis import strategies as st
 
 from sftriage.model.verdicts import Lost
 from sftriage.policy.engine import decide
-from sftriage.policy.state import MOST_SUSPECTS, OTHERS, Losses, losses_of
+from sftriage.policy.state import MOST_SUSPECTS, OTHERS, Losses
 
 from .making import BEGUN, NOW, make_policy, make_verdict
 
 RANKS = 4
+
+
+def losses_of(verdicts):
+    return reduce(Losses.after, verdicts, Losses())
 
 
 def window(first_step, lost_first=None, step_s=(), **about):

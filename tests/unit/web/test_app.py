@@ -70,7 +70,7 @@ def test_the_overview_is_accessible(captured):
     # AND every picture has a label or is hidden, every chart has a table
     assert all("alt" in attributes for tag, attributes in page.tags if tag == "img")
     assert all("aria-label" in a or "aria-hidden" in a for tag, a in page.tags if tag == "svg")
-    assert names.count("figure") == names.count("table") == 2
+    assert names.count("figure") == names.count("table") == 3
     assert all(a.get("aria-labelledby") in answer.text for tag, a in page.tags if tag == "section")
     # AND no two parts have one name
     ids = [a["id"] for _, a in page.tags if "id" in a]

@@ -1,0 +1,257 @@
+"""Where the time of a run went: whose each second is, and that the rows add up to the wall clock."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sftriage.model.events import CostMeasured, JobPaused
+from sftriage.policy.state import AddedLoss, Losses, SuspectLoss
+from sftriage.runs.step_times import (
+    ALL_RANKS,
+    LONG,
+    NO_RANK,
+    AttemptTimes,
+    StepTimes,
+    attempt_of,
+    attempts_of,
+)
+from sftriage.runs.timetable import MAX_ROWS_OF_CODE, Charges, TimeRow, recurring, time_table
+from sftriage.windows.logs import StepLogs
+from sftriage.windows.steplog import StepLog
+from tests.scenario import STEP_S, Fault, Job, at, every, from_step, info_of, judged, row, steps_of_rank
+
+SECONDS = st.floats(0.0, 1e4)
+STEPS = st.integers(0, 300)
+
+
+def table_of(window, pauses=()):
+    charges = Charges.of_verdicts([verdict for verdict, _ in judged(window, stride=10, first=20)], pauses)
+    attempt = attempt_of(window)
+    return time_table(0.0, attempt.end_s, [attempt], charges)
+
+
+def rows_of(table, code):
+    return [row for row in table.rows if row.code == code]
+
+
+def noted(window, rank, kind, steps):
+    """The window in which a rank notes a kind for some steps; all ranks do for a rank of None."""
+    on_N = steps(len(window.durations_NRS))
+    if rank is None:
+        return replace(window, kinds=tuple(kind if on else "" for on in on_N))
+    noted_NR = np.full(window.durations_NRS.shape[:2], "", dtype="U16")
+    noted_NR[on_N, rank] = kind
+    return replace(window, noted_NR=noted_NR)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "code", "subject", "seconds", "period"),
+    [
+        (Fault("other", 0, 1.5, every(40, 39)), "evaluation", "alone", "rank 0", 7 * 1.5, 40),
+        (Fault("other", 3, 1.5, every(40, 39)), "", "alone", "rank 3", 4 * 1.5, 40),
+        (Fault("data", None, 0.4, every(50, 50)), "", "shared", "", 6 * 0.4, 50),
+        (Fault("forward", None, 4.0, at(120)), "compilation", "shared", "", 4.0, None),
+        (Fault("data", None, 0.5, at(77, 120, 131)), "", "unaccounted", "", 1.5, None),
+        (Fault("data", 2, 0.05, from_step(100)), "", "suspect", "rank 2", 200 * 0.05, None),
+    ],
+)
+def test_what_was_planted_is_what_the_table_shows(fault, kind, code, subject, seconds, period):
+    # GIVEN a calm job with one fault, marked or not
+    window = Job(n_steps=300).run(fault)
+    if kind:
+        window = noted(window, fault.rank, kind, fault.steps)
+    table = table_of(window)
+    # THEN the fault's row has what it cost, and useful steps the rest
+    largest = max(table.rows[1:], key=lambda found: found.seconds)
+    assert (largest.code, largest.subject, largest.kind) == (code, subject, kind)
+    assert largest.seconds == pytest.approx(seconds, rel=0.15)
+    assert largest.period_steps == period
+    assert table.rows[0].seconds == pytest.approx(300 * STEP_S, rel=0.05)
+    assert sum(found.seconds for found in table.rows) == pytest.approx(table.wall_s)
+
+
+def test_a_pause_is_a_pause_wherever_each_rank_was():
+    # GIVEN ranks that are stopped for ten seconds: one while it loads, the others while they compute
+    faults = Fault("data", 1, 10.0, at(120)), Fault("forward", (0, 2, 3), 10.0, at(120))
+    (pause,) = rows_of(table_of(Job(n_steps=200).run(*faults)), "pause")
+    assert pause.seconds == pytest.approx(10.0, rel=0.02)
+
+
+def test_a_pause_that_recurs_is_what_recurs():
+    # GIVEN an epoch whose first step takes as long as a pause, and the journal's pauses
+    window = Job(n_steps=300).run(Fault("data", None, 2.0, every(50, 50)))
+    pauses = [JobPaused(0.0, 0, step, step, 2.0, "data", "in_own_work") for step in range(50, 300, 50)]
+    table = table_of(window, pauses)
+    assert not rows_of(table, "pause")
+    assert rows_of(table, "shared")[0].seconds == pytest.approx(12.0, rel=0.05)
+
+
+def test_a_rank_that_recurs_is_a_suspect_from_when_it_is_named():
+    # GIVEN a rank that is late every 40 steps and notes nothing, named after the first four times
+    table = table_of(Job(n_steps=300).run(Fault("other", 3, 1.5, every(40, 39))))
+    of_rank = [(row.code, row.steps, pytest.approx(row.seconds, rel=0.02)) for row in table.rows if row.subject]
+    assert of_rank == [("alone", 4, 4 * 1.5), ("suspect", 3, 3 * 1.5)]
+
+
+def attempt(number, begin_s, n_steps, long=(), *, gone=0, removed=0):
+    long_E = np.array([(step, over_s, rank, "data", kind) for step, over_s, rank, kind in long], LONG)
+    steps_s = n_steps * STEP_S + float(long_E["over_s"].sum())
+    end_s = begin_s + steps_s + gone * STEP_S
+    return AttemptTimes(number, 4, begin_s, end_s, 0, n_steps + gone - 1, n_steps, steps_s, long_E, removed)
+
+
+def test_attempts_begin_and_end_with_what_no_step_explains():
+    # GIVEN two attempts, the second after the first stalled for 30 s, and what the journal charges to them
+    first, second = attempt(0, 20.0, 100, [(5, 3.0, ALL_RANKS, "")]), attempt(1, 100.0, 50)
+    charges = Charges(stalls={(0, 100): 30.0}, judged_from={0: 20, 1: 20})
+    table = time_table(10.0, 120.0, [first, second], charges)
+    # THEN each second is in one row
+    found = {row.code: (row.seconds, row.steps) for row in table.rows}
+    assert found == {
+        "useful": (pytest.approx(15.0), 150),
+        "restart": (pytest.approx(100.0 - 33.0 - 30.0), 1),
+        "stall": (pytest.approx(30.0), 1),
+        "end": (pytest.approx(15.0), 1),
+        "start": (pytest.approx(10.0), 1),
+        "warm_up": (pytest.approx(3.0), 1),
+    }
+    assert table.wall_s == 110.0
+
+
+def test_a_stall_of_a_run_that_goes_on_reaches_as_far_as_it_was_seen():
+    table = time_table(0.0, 0.0, [attempt(0, 5.0, 100)], Charges(stalls={(0, 100): 60.0}), ended=False)
+    assert (table.wall_s, rows_of(table, "stall")[0].seconds) == (pytest.approx(75.0), 60.0)
+
+
+def test_captures_take_what_they_cost_and_leave_the_fault_to_its_suspect():
+    # GIVEN a capture that cost 2 s of the 5 s by which its steps were longer, and one whose cost lies in ordinary steps
+    times = attempt(0, 0.0, 200, [(50, 3.0, 2, ""), (51, 2.0, 2, "")])
+    costs = [CostMeasured(0.0, 0, 49, 55, 2.0, 0.1), CostMeasured(0.0, 0, 100, 105, 0.5, 0.1)]
+    table = time_table(0.0, times.end_s, [times], Charges(costs=costs, judged_from={0: 0}))
+    assert rows_of(table, "capture")[0].seconds == pytest.approx(2.5)
+    assert rows_of(table, "unaccounted")[0].seconds == pytest.approx(3.0)
+
+
+def test_a_suspect_that_notes_its_work_counts_once():
+    # GIVEN a suspect charged with 1.5 s every 40 steps, all of which it noted as evaluations
+    long = [(step, 1.5, 0, "evaluation") for step in range(40, 200, 40)]
+    step_s = [1.4 if step % 40 == 0 else 0.0 for step in range(40, 161)]
+    added = AddedLoss(0, 40, step_s, 4, "rank 0", SuspectLoss("rank 0", "other"))
+    charges = Charges(Losses().plus(added), [added], judged_from={0: 0})
+    times = attempt(0, 0.0, 200, long)
+    table = time_table(0.0, times.end_s, [times], charges)
+    assert [(row.code, row.seconds) for row in table.rows] == [("useful", pytest.approx(20.0)), ("alone", 6.0)]
+
+
+def test_steps_that_are_no_longer_kept_count_as_the_others():
+    times = attempt(0, 30.0, 100, gone=400, removed=200)
+    table = time_table(0.0, times.end_s, [times], Charges())
+    assert table.rows == (
+        TimeRow("useful", pytest.approx(70.0), 700),
+        TimeRow("start", pytest.approx(10.0), 1),
+    )
+
+
+def test_many_suspects_are_a_few_rows_and_the_others():
+    losses = Losses({f"s{n}": SuspectLoss(f"rank {n}", "data", 0.1 * (n + 1), 0.4, 3) for n in range(20)})
+    table = time_table(0.0, 0.0, [attempt(0, 0.0, 1000)], Charges(losses), ended=False)
+    suspects = rows_of(table, "suspect")
+    assert [row.subject for row in suspects[-2:]] == ["rank 14", "others"]
+    assert len(suspects) == MAX_ROWS_OF_CODE + 1
+    assert sum(row.seconds for row in suspects) == pytest.approx(21.0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "period"),
+    [
+        ([40, 80, 120], 40),
+        ([40, 80, 97, 120, 160], 40),
+        ([40, 120, 160, 200, 240], 40),
+        ([40, 80], None),
+        ([3, 50, 61, 200], None),
+        ([10, 11, 12, 13], None),
+    ],
+)
+def test_what_recurs_has_a_period(steps, period):
+    found = recurring(np.array(steps))
+    assert (None if found is None else found[0]) == period
+
+
+@st.composite
+def attempts(draw):
+    made, at_s = [], draw(SECONDS)
+    for number in range(draw(st.integers(1, 3))):
+        n_steps = draw(st.integers(1, 300))
+        steps = sorted(draw(st.sets(st.integers(0, n_steps - 1), max_size=20)))
+        ranks, kinds = st.sampled_from([ALL_RANKS, NO_RANK, 0, 2]), st.sampled_from(["", "evaluation"])
+        long = [(step, draw(st.floats(0.05, 50.0)), draw(ranks), draw(kinds)) for step in steps]
+        made.append(attempt(number, at_s, n_steps, long, gone=draw(STEPS), removed=draw(STEPS)))
+        # (clocks of hosts differ: an attempt may begin before the one before it has ended)
+        at_s = made[-1].end_s + draw(st.floats(-5.0, 100.0))
+    return made
+
+
+@st.composite
+def charged(draw):
+    losses, added = Losses(), []
+    for key in draw(st.lists(st.sampled_from("abc"), max_size=4)):
+        step_s = draw(st.lists(st.floats(0.0, 20.0), min_size=1, max_size=50))
+        added.append(AddedLoss(draw(st.integers(0, 2)), draw(STEPS), step_s, 4, key, SuspectLoss(key, "data")))
+        losses = losses.plus(added[-1])
+    spans = st.tuples(st.integers(0, 2), STEPS, st.integers(0, 20))
+    pauses = [
+        JobPaused(0.0, of, first, first + n, draw(SECONDS), "data", "in_sync")
+        for of, first, n in draw(st.lists(spans, max_size=3))
+    ]
+    costs = [
+        CostMeasured(0.0, of, first, first + n, draw(st.none() | st.floats(-5.0, 1e3)), 0.1)
+        for of, first, n in draw(st.lists(spans, max_size=3))
+    ]
+    stalls = draw(st.dictionaries(st.tuples(st.integers(0, 2), STEPS), SECONDS, max_size=3))
+    return Charges(losses, added, pauses, costs, stalls, draw(st.dictionaries(st.integers(0, 2), STEPS, max_size=3)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(attempts(), charged(), SECONDS, SECONDS, st.booleans())
+def test_the_rows_add_up_to_the_wall_clock_whatever_the_journal_says(times, charges, before_s, after_s, ended):
+    begin_s, end_s = times[0].begin_s - before_s, times[-1].end_s + after_s
+    table = time_table(begin_s, end_s, times, charges, ended=ended)
+    assert sum(row.seconds for row in table.rows) == pytest.approx(table.wall_s)
+    assert min(row.seconds for row in table.rows) >= 0.0
+    assert table.wall_s >= max(of.end_s for of in times) - begin_s - 1e-6
+
+
+def uneven(rank, step):
+    return {"data": 400.0 if step % 90 == 60 else 10.0, "forward": 30.0, "backward": 60.0}
+
+
+def test_a_run_that_grows_is_read_as_one_that_has_ended(run):
+    # GIVEN logs that grow by uneven numbers of steps
+    growing = StepTimes(StepLogs(run.directory.steps))
+    logs = [StepLog(run.directory.steps, info_of(rank, 2)) for rank in range(2)]
+    seen = []
+    for first, end in ((0, 30), (30, 700), (700, 1600), (1600, 1610)):
+        for rank, log in enumerate(logs):
+            log.append(steps_of_rank(rank, 2, range(1610), uneven)[first:end])
+        (found,) = growing.read(ended=False)
+        seen.append((found.last_step, found.n_steps))
+    for log in logs:
+        log.close()
+    # THEN they are what reading them at once gives
+    assert seen == [(29, 30), (699, 700), (1599, 1600), (1609, 1610)]
+    (at_once,) = StepTimes(StepLogs(run.directory.steps)).read(ended=True)
+    assert found.steps_s == pytest.approx(at_once.steps_s)
+    assert found.long_E.tolist() == at_once.long_E.tolist()
+    assert at_once.long_E["step"].tolist() == list(range(60, 1610, 90))
+    assert set(at_once.long_E["stage"]) == {"data"}
+
+
+def test_without_steps_on_record_the_judged_windows_count():
+    rows = [row(20), row(30), row(100, attempt=1)]
+    assert [(of.attempt, of.first_step, of.last_step, of.n_steps) for of in attempts_of(rows, 4)] == [
+        (0, 20, 79, 60),
+        (1, 100, 149, 50),
+    ]
