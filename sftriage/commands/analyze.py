@@ -17,7 +17,6 @@ from sftriage.errors import InputError, UsageError
 from sftriage.mitigate.advice import Messages, pipeline_of
 from sftriage.model.events import JobPaused
 from sftriage.model.verdicts import Verdict
-from sftriage.model.windows import plain
 from sftriage.policy.fields import size_bytes
 from sftriage.reports.texts import frontier_table, time_table, whatif_tables, windows_table
 from sftriage.runs.directory import RunDirectory, find_run
@@ -39,7 +38,7 @@ def analyze(
     path: Annotated[Path, argument("RUN|FILE.npz", "A run directory, or an .npz with durations_s, stages and sync.")],
     window: int | None = option("N", "Steps per window.", "50, or the run's", min=1),
     stride: int | None = option("N", "Steps from the start of one window to the next.", "10, or the run's", min=1),
-    as_json: bool = option("--json", "Print one JSON object per window, one per line, and one with the times."),
+    as_json: bool = option("--json", "Print one JSON object per window, one per line."),
 ) -> None:
     """Show where the time of a recording went, window by window, and which ranks and stages are suspects.
 
@@ -57,17 +56,12 @@ def analyze(
     shape = shape_of(detection, **options)
     say(*map(str, recording.thinned.values()))
     judged = verdicts_and_pauses(recording.windows(shape), settings_of(detection))
-    verdicts, pauses = list[Verdict](), list[JobPaused]()
-    for verdict, found in judged:
-        verdicts.append(verdict)
-        pauses += found
-        if as_json:
-            print_json(verdict)
-    times = _times(path, recording, verdicts, pauses)
     if as_json:
-        if times is not None:
-            print_json({"type": "times", **plain(times)})
+        for verdict, _ in judged:
+            print_json(verdict)
         return
+    pairs = list(judged)
+    verdicts, pauses = [verdict for verdict, _ in pairs], [pause for _, found in pairs for pause in found]
     if not verdicts:
         tell(f"No window yet: the first needs {shape.warmup_steps} steps of warm-up and {shape.window_steps} more.")
         return
@@ -78,7 +72,7 @@ def analyze(
     console.print(verdict_sentence(shown))
     for pause in pauses:
         console.print(event_sentence(pause))
-    if times is not None:
+    if (times := _times(path, recording, verdicts, pauses)) is not None:
         console.print(time_table(times))
     if RunDirectory(path).decisions.is_file() and (hang := hang_in(RunDirectory(path))) is not None:
         console.print(f"{caused(hang)} {hang.next_step}")

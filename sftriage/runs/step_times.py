@@ -1,7 +1,8 @@
 """The times of a run's recorded steps for its time table: how long they took, and which were long, and why.
 
 `StepTimes` reads the logs of a sample of the ranks as they grow, in blocks of steps, and keeps of each block a few
-numbers and its long steps. Axes: N steps, R ranks (of the sample), S stages, W steps around a step, E long steps.
+numbers and its long steps. Axes: N steps, K of them that are complete, R ranks (of the sample), S stages, W steps
+around a step, E long steps.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from numpy.typing import NDArray
 from sftriage.model.windows import OTHER, Window
 from sftriage.runs.decisions import WindowRow
 from sftriage.trainer.layout import RingInfo
-from sftriage.verdict.accounting import anchored
+from sftriage.verdict.accounting import anchored, medians
 from sftriage.windows.logs import LogReader, StepLogs, windows
 
 BLOCK_STEPS, MARGIN_STEPS = 512, 24
 """Steps of a block, and the steps on either side of a step whose median is its usual time."""
-MAX_READ_RANKS = 8
+MAX_READ_RANKS = 4
 MIN_LONG_FRACTION, MIN_LONG_SPREADS = 0.5, 4.0
 """A long step exceeds the usual one by this fraction of it, and by so many times what a quarter of steps exceed."""
 MOST = 0.5
@@ -70,57 +71,48 @@ class StepBlock:
     @classmethod
     def of(cls, window: Window, ranks: Sequence[int], first_step: int, end_step: int) -> StepBlock:
         """The block from ``first_step`` to before ``end_step``; the window may have steps around it."""
-        spent_NRS = window.durations_NRS.copy()
-        if window.between_NR is not None:
-            spent_NRS[:, :, window.schema.stages.index(OTHER)] += np.nan_to_num(window.between_NR)
         # (a rank's time after the last sync stage is in the step to which it belongs, and not where others wait for it)
         exact = anchored(window)
-        times_N = np.where(exact.complete_N, exact.advances_NS.sum(axis=1), np.nan)
-        step_N = window.first_step + np.arange(len(times_N))
-        within_N = np.isfinite(times_N) & (step_N >= first_step) & (step_N < end_step)
-        if not within_N.any():
+        known = np.flatnonzero(exact.complete_N)
+        times_K, step_K = exact.advances_NS[known].sum(axis=1), window.first_step + known
+        within_K = (step_K >= first_step) & (step_K < end_step)
+        if not within_K.any():
             return cls(0, 0.0, -1, np.zeros(0, LONG))
-        usual_N = _usual(times_N)
-        over_N = times_N - usual_N
-        low_s, high_s = np.nanquantile(over_N, (0.5, 0.75))
-        least_N = np.maximum(MIN_LONG_FRACTION * usual_N, MIN_LONG_SPREADS * (high_s - low_s))
-        long = np.flatnonzero(within_N & (over_N >= least_N))
+        usual_K = _usual(times_K)
+        over_K = times_K - usual_K
+        low_s, high_s = np.quantile(over_K, (0.5, 0.75))
+        least_K = np.maximum(MIN_LONG_FRACTION * usual_K, MIN_LONG_SPREADS * (high_s - low_s))
+        long = np.flatnonzero(within_K & (over_K >= least_K))
         found_E = np.zeros(len(long), LONG)
-        found_E["step"], found_E["over_s"] = step_N[long], over_N[long]
-        common_NS = _least(spent_NRS)
-        more_ES = common_NS[long] - np.nanmedian(common_NS[np.isfinite(times_N)], axis=0)
-        own_NR = _own(window, spent_NRS)
-        own_NR = own_NR - np.nanmedian(own_NR[np.isfinite(times_N)], axis=0)
-        for e, n in enumerate(long.tolist()):
-            rank, found_E[e]["stage"] = _whose(window, ranks, more_ES[e], own_NR[n], float(over_N[n]))
-            found_E[e]["rank"], found_E[e]["kind"] = _noted(window, ranks, n, rank)
-        steps_s = float(times_N[within_N].sum())
-        return cls(int(within_N.sum()), steps_s, int(step_N[within_N][-1]), found_E)
+        found_E["step"], found_E["over_s"] = step_K[long], over_K[long]
+        if len(long):
+            spent_KRS = window.durations_NRS[known]
+            if window.between_NR is not None:
+                spent_KRS[:, :, window.schema.stages.index(OTHER)] += window.between_NR[known]
+            common_KS, own_KR = spent_KRS.min(axis=1), _own(window, spent_KRS, known)
+            more_ES, own_ER = common_KS[long] - np.median(common_KS, axis=0), own_KR[long] - np.median(own_KR, axis=0)
+            for e, k in enumerate(long.tolist()):
+                rank, found_E[e]["stage"] = _whose(window, ranks, more_ES[e], own_ER[e], float(over_K[k]))
+                found_E[e]["rank"], found_E[e]["kind"] = _noted(window, ranks, int(known[k]), rank)
+        return cls(int(within_K.sum()), float(times_K[within_K].sum()), int(step_K[within_K][-1]), found_E)
 
 
-def _least(spent_NRS: FloatArray) -> FloatArray:
-    """The time that every rank spent in each stage (N, S)."""
-    least_NS = np.where(np.isnan(spent_NRS), np.inf, spent_NRS).min(axis=1)
-    return np.asarray(np.where(np.isinf(least_NS), np.nan, least_NS))
+def _usual(times_K: FloatArray) -> FloatArray:
+    """The median of the steps around each step."""
+    around_KW = np.lib.stride_tricks.sliding_window_view(
+        np.pad(times_K, MARGIN_STEPS, mode="reflect" if len(times_K) > 1 else "edge"), 2 * MARGIN_STEPS + 1
+    )
+    return medians(around_KW)
 
 
-def _usual(times_N: FloatArray) -> FloatArray:
-    padded_N = np.pad(times_N, MARGIN_STEPS, constant_values=np.nan)
-    around_NW = np.lib.stride_tricks.sliding_window_view(padded_N, 2 * MARGIN_STEPS + 1)
-    usual_N = np.full(len(times_N), np.nan)
-    known_N = np.isfinite(times_N)
-    usual_N[known_N] = np.nanmedian(around_NW[known_N], axis=1)
-    return usual_N
-
-
-def _own(window: Window, spent_NRS: FloatArray) -> FloatArray:
+def _own(window: Window, spent_KRS: FloatArray, known: NDArray[np.intp]) -> FloatArray:
     """The time of each rank outside the sync stages, and in the split one until its last gradient was ready."""
     schema = window.schema
     local = [index for index, stage in enumerate(schema.stages) if stage not in schema.sync]
-    own_NR: FloatArray = spent_NRS[:, :, local].sum(axis=2)
+    own_KR: FloatArray = spent_KRS[:, :, local].sum(axis=2)
     if window.ready_NR is not None and schema.split_sync is not None:
-        own_NR = own_NR + np.nan_to_num(window.ready_NR)
-    return own_NR
+        own_KR = own_KR + np.nan_to_num(window.ready_NR[known])
+    return own_KR
 
 
 def _whose(
@@ -130,11 +122,11 @@ def _whose(
     stages, stage = window.schema.stages, int(np.argmax(more_S))
     if more_S[stage] >= MOST * over_s:
         return ALL_RANKS, stages[stage]
-    if np.nanmin(own_R) >= MOST * over_s:
+    if own_R.min() >= MOST * over_s:
         return ALL_RANKS, ""
-    last = int(np.nanargmax(own_R))
+    last = int(own_R.argmax())
     others = np.delete(own_R, last)
-    if np.isfinite(others).any() and own_R[last] - np.nanmedian(others) >= MOST * over_s:
+    if len(others) and own_R[last] - np.median(others) >= MOST * over_s:
         return ranks[last], ""
     return NO_RANK, ""
 
@@ -162,7 +154,7 @@ class _Attempt:
         ranks, open_blocks, step = list(readers), list[tuple[int, StepBlock]](), self.next_step
         while True:
             run = max(0, step - MARGIN_STEPS), BLOCK_STEPS + MARGIN_STEPS + min(step, MARGIN_STEPS)
-            (window,) = windows(readers, [run], MAX_READ_RANKS * BLOCK_STEPS * 2)
+            (window,) = windows(readers, [run], MAX_READ_RANKS * 2 * BLOCK_STEPS)
             block = StepBlock.of(window, ranks, step, step + BLOCK_STEPS)
             if not block.n_steps:
                 starts = (log.first_step(path) for log in readers.values() for path in log.files.segments)

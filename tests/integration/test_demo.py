@@ -39,14 +39,8 @@ def test_what_the_slow_rank_has_cost_is_the_same_while_it_runs_and_afterwards(de
     assert (slow.who, slow.where) == ("rank 2", "data")
     # THEN so does its recording, judged again, and each step counts once
     lines = start("analyze", demonstrated.run, "--json").communicate(timeout=60)[0].splitlines()
-    *lines, last = lines
     again = Charges.of_verdicts([msgspec.json.decode(line, type=Verdict) for line in lines], ()).losses
     assert again.by_suspect == live.by_suspect
-    # AND the time table has the same among rows that add up to the wall clock
-    times = json.loads(last)
-    assert sum(row["seconds"] for row in times["rows"]) == pytest.approx(times["wall_s"])
-    (row,) = [row for row in times["rows"] if (row["code"], row["subject"]) == ("suspect", "rank 2")]
-    assert row["seconds"] == pytest.approx(slow.lost_s, rel=0.1)
     # (the steps since it may have begun: the rank may have been last by chance just before it was slowed)
     named = [one.suspects[0] for one in verdicts if one.label == "suspect" and one.suspects[0].rank == 2]
     began = min(one.onset_range[0] for one in named)
@@ -54,6 +48,11 @@ def test_what_the_slow_rank_has_cost_is_the_same_while_it_runs_and_afterwards(de
     # AND the run is told of by it, and the verdict by what a step would take without
     said = start("watch", "--once", "--json", "--run", demonstrated.run).communicate(timeout=60)[0]
     assert json.loads(said)["losses"][0]["rank_s"] == slow.rank_s
+    # AND the time table has the same among rows that add up to the wall clock
+    times = json.loads(said)["times"]
+    assert sum(row["seconds"] for row in times["rows"]) == pytest.approx(times["wall_s"])
+    (row,) = [row for row in times["rows"] if (row["code"], row["subject"]) == ("suspect", "rank 2")]
+    assert row["seconds"] == pytest.approx(slow.lost_s, rel=0.1)
     report = start("report", demonstrated.run).communicate(timeout=60)[0]
     assert "| rank 2 in data |" in report
     assert "without it" in start("explain", str(slow.last_step), "--run", demonstrated.run).communicate(timeout=60)[0]
