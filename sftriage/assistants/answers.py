@@ -291,15 +291,16 @@ class Answers:
         """Replay a run's recorded steps without stragglers: what a step would take, and which kinds they are.
 
         S = 1.5 means that a step takes 1.5 times as long as without them; under 1.03 there is none to attribute. M_W is
-        how much of it is due to few workers, M_S to the last pipeline stage. Do not trust it if `unexplained` is
-        over 0.05 or under -0.05. For what one suspect has cost since the run began, see run_health.
+        how much of it is due to few workers, M_S to the last pipeline stage. If `trusted` is false, there are no
+        figures. For what one suspect has cost since the run began, see run_health.
         """
         directory = self.run(run)
         replayed = whatif_of(operations_in(directory.path))
         values = replayed.values()
         slow = [worker for worker in values["workers"] if worker["slowdown"]]
         slow.sort(key=lambda worker: -worker["slowdown"])
-        kept = {key: values[key] for key in ("S", "M_W", "M_S", "step_s", "ideal_step_s", "unexplained", "notes")}
+        figures = ("trusted", "S", "M_W", "M_S", "step_s", "ideal_step_s", "notes")
+        kept = {key: values[key] for key in figures}
         steps = [each["step"] for each in values["steps"]]
         ranks = [worker["rank"] for worker in slow[:MAX_NAMED] if worker["rank"] is not None]
         return _bounded(

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from sftriage.base.files import refusing
 from sftriage.commands.options import JsonOption, argument, option, parsed
 from sftriage.commands.output import print_json, results, say, tell, write
@@ -114,21 +116,23 @@ def whatif(
     pipeline stages. Or takes a Parquet trace of a hybrid-parallel job, with one row per operation.
     """
     operations = load_operations(paths)
-    say(*(f"{paths[0]}: {note}" for note in operations.notes))
     try:
         shown = whatif_of(operations)
     except InputError as error:
         raise InputError(f"{paths[0]}: {error}") from error
+    say(*(f"{paths[0]}: {note}" for note in shown.operations.notes))
     if timeline is not None:
         events = json.dumps(trace_events(shown.timelines())).encode()
         with refusing(str(timeline)):
             timeline.write_bytes(gzip.compress(events) if timeline.suffix == ".gz" else events)
     if as_json:
         print_json(shown.values())
-        return
-    write(*shown.lines())
-    for table in whatif_tables(shown):
-        results().print(table)
+    else:
+        write(*shown.lines())
+        for table in whatif_tables(shown):
+            results().print(table)
+    if shown.distrust:
+        raise typer.Exit(1)
 
 
 def advise(

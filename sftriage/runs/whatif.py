@@ -26,7 +26,7 @@ from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.stragglers.graph import AnyFloat, Graph, NamedOperations, Operations, OpType, graph_of, timeline
 from sftriage.stragglers.pipeline import arranged, read_rows
-from sftriage.stragglers.slowdown import OperationKind, Slowdown, kinds_of, slowdown_of
+from sftriage.stragglers.slowdown import OperationKind, Slowdown, kinds_of, replayed_as_measured, slowdown_of
 from sftriage.verdict.accounting import FloatArray, complete_steps, segments, timed
 from sftriage.verdict.units import HeldBack
 from sftriage.windows.gather import Shape
@@ -87,8 +87,10 @@ NO_KIND = "No single kind accounts for it: look at the workers and operations be
 
 MAX_STAGES, MAX_DP = 16, 12
 """Maximum stages and data-parallel ranks in a heat map: the slowest are shown."""
-MIN_UNEXPLAINED = 0.05
-"""A replay that deviates by more than this says so first."""
+MAX_OFF = 0.05
+"""A step is not replayed as it ran if its length, or the place of a computation in it, is off by more than this."""
+MAX_STEPS_OFF = 0.1
+"""If more than this fraction of the steps is off, no figure is given."""
 HOTTEST = 1.5
 """The slowdown of the reddest color, as in the paper's maps."""
 
@@ -138,28 +140,31 @@ class StepTimelines:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """The replayed operations, the figures, and the kinds of stragglers."""
+    """The replayed operations, the figures, and the kinds of stragglers; or why they cannot be trusted (`distrust`)."""
 
     operations: Operations
     found: Slowdown
     kinds: tuple[OperationKind, ...]
+    distrust: str = ""
 
     def values(self) -> dict[str, Any]:
         """All figures as JSON values; None for those not attributed because S is too small."""
         found, operations = self.found, self.operations
-        by_worker = found.by_worker()
+        by_worker, trusted = found.by_worker(), not self.distrust
         return {
-            "S": found.s,
+            "trusted": trusted,
+            "why_not": self.distrust or None,
+            "S": found.s if trusted else None,
             "M_W": None if found.m_w is None else found.m_w.share,
             "M_S": None if found.m_s is None else found.m_s.share,
             "step_s": float(found.replayed_N.mean()),
-            "ideal_step_s": found.ideal_s,
+            "ideal_step_s": found.ideal_s if trusted else None,
             "measured_step_s": float(found.measured_N.mean()),
             "unexplained": found.unexplained,
             "steps": [
                 {"step": number, "measured_s": float(measured_s), "replayed_s": float(replayed_s), "slowdown": slowdown}
                 for number, measured_s, replayed_s in zip(found.steps, found.measured_N, found.replayed_N, strict=True)
-                for slowdown in [float(replayed_s) / found.ideal_s]
+                for slowdown in [float(replayed_s) / found.ideal_s if trusted else None]
             ],
             "workers": [
                 {"dp": dp, "pp": pp, "rank": operations.ranks.get((dp, pp)), "slowdown": by_worker.get((dp, pp))}
@@ -188,6 +193,9 @@ class WhatIf:
         }
 
     def lines(self) -> Iterator[str]:
+        if self.distrust:
+            yield self.distrust
+            return
         found, operations = self.found, self.operations
         shared_out, named = found.m_w is not None, operations.named
         if named is not None:
@@ -208,10 +216,6 @@ class WhatIf:
                 f"Without stragglers a step would take {ideal} instead of {step_now}: they cost "
                 f"{1.0 - 1.0 / found.s:.0%} of the time (S = {found.s:.3f})."
             )
-        if abs(found.unexplained) >= MIN_UNEXPLAINED:
-            way = "longer" if found.unexplained >= 0 else "shorter"
-            off = f"{abs(found.unexplained):.1%} {way} than replayed"
-            yield f"Recorded steps are {off}: the replay lacks launches, data and time outside operations."
         for kind in self.kinds:
             yield self._sentence(kind)
             yield f"  {REMEDIES[kind.code]}"
@@ -306,13 +310,26 @@ def trace_events(shown: StepTimelines) -> dict[str, Any]:
 
 
 def whatif_of(operations: Operations) -> WhatIf:
-    """Replay some operations.
+    """Replay some operations; steps that are not replayed as they ran are left out.
 
     Raises:
         InputError: they take no time.
     """
+    if operations.off_N is not None and (off_N := operations.off_N > MAX_OFF).any():
+        n_off, n_steps = int(off_N.sum()), len(off_N)
+        off = f"{n_off} of {n_steps} steps do not replay as they ran (off by up to {operations.off_N.max():.0%})"
+        if n_off > MAX_STEPS_OFF * n_steps:
+            found = replayed_as_measured(operations)
+            return WhatIf(operations, found, (), f"No figure of this recording can be trusted: {off}. {CHECK_TIMES}")
+        operations = operations.of_steps(~off_N, f"{off}: left out")
     found = slowdown_of(operations)
     return WhatIf(operations, found, kinds_of(operations, found))
+
+
+CHECK_TIMES = (
+    "Check that the workers' clocks agree within 10 ms, that start_ts and duration are in seconds and precise to "
+    "0.1 ms, and that no time passes outside the recorded operations."
+)
 
 
 STEPS_AT_A_TIME = 50

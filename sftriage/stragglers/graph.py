@@ -7,10 +7,11 @@ transfer, a collective) do their work after the last of them has begun.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,9 +125,7 @@ Fill = Callable[[slice, FloatArray], None]
 def spans(graph: Graph, fill: Fill, n_steps: int, n_columns: int, final_T: BoolArray) -> Spans:
     """Replay steps in batches; ``final_T`` are the operations that end a step."""
     result = Spans(np.empty(n_steps), np.empty(n_steps))
-    at_a_time = max(1, BLOCK_BYTES // (8 * len(final_T) * n_columns))
-    for low in range(0, n_steps, at_a_time):
-        batch = slice(low, min(low + at_a_time, n_steps))
+    for batch in batches(len(final_T), n_steps, n_columns):
         work_TBW = np.empty((len(final_T), batch.stop - batch.start, n_columns))
         fill(batch, work_TBW)
         start_TBW, end_TBW = timeline(graph, work_TBW)
@@ -134,6 +133,12 @@ def spans(graph: Graph, fill: Fill, n_steps: int, n_columns: int, final_T: BoolA
         result.whole_N[batch] = end_TBW.max(axis=0).max(axis=1) - start_TBW.min(axis=0).min(axis=1)
         result.finish_N[batch] = end_TBW[final_T].max(axis=0).max(axis=1)
     return result
+
+
+def batches(n_ops: int, n_steps: int, n_columns: int) -> Iterator[slice]:
+    """Steps that are replayed at a time."""
+    at_a_time = max(1, BLOCK_BYTES // (8 * n_ops * n_columns))
+    return (slice(low, min(low + at_a_time, n_steps)) for low in range(0, n_steps, at_a_time))
 
 
 def timeline(graph: Graph, work_TNW: AnyFloat) -> tuple[FloatArray, FloatArray]:
@@ -238,6 +243,7 @@ class Operations:
         notes: sentences about omitted parts of the recording.
         ranks: the global rank of each worker (dp, pp), if known.
         named: the verdict on these steps, if there is one.
+        off_N: how far the replay of each step is from its recording, as a fraction of the step; None if it is exact.
     """
 
     graph: Graph
@@ -254,6 +260,18 @@ class Operations:
     notes: Sequence[str] = ()
     ranks: Mapping[tuple[int, int], int] = field(default_factory=dict)
     named: NamedOperations | None = None
+    off_N: FloatArray | None = None
+
+    def of_steps(self, kept_N: BoolArray, *notes: str) -> Operations:
+        """The same operations in some of the steps."""
+        return replace(
+            self,
+            work_TNW=self.work_TNW[:, kept_N],
+            steps=tuple(compress(self.steps, kept_N)),
+            measured_N=self.measured_N[kept_N],
+            off_N=None if self.off_N is None else self.off_N[kept_N],
+            notes=(*self.notes, *notes),
+        )
 
     @cached_property
     def dp_ranks(self) -> tuple[int, ...]:

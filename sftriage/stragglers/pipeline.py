@@ -9,7 +9,7 @@ gradients' collectives, clipping and the optimizer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.errors import InputError, UsageError
-from sftriage.stragglers.graph import AnyFloat, Graph, IndexArray, Operations, OpType, graph_of, latest_begins
+from sftriage.stragglers.graph import (
+    AnyFloat,
+    FloatArray,
+    Graph,
+    IndexArray,
+    Operations,
+    OpType,
+    batches,
+    graph_of,
+    latest_begins,
+    timeline,
+)
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
 FORWARD_SEND, FORWARD_RECV = "forward-send", "forward-recv"
@@ -228,6 +239,12 @@ CLOCK_ERROR_S = 1e-2
 """A transfer that ended this much before the last of its group began, by their clocks, took no time; a single operation
 never ends this much before it began."""
 
+COARSE_S = 1e-3
+"""Start times that resolve less than this are reported."""
+
+MAX_TIMES_MEDIAN = 10.0
+"""A step that takes this many times the median one is damaged, or no step of training."""
+
 MAX_CELLS = 1 << 24
 """A file with more combinations of types, sequences and stages is damaged."""
 
@@ -395,7 +412,10 @@ def _operations(
     types = [op_type for op_type in TYPES.values() if op_type.name in names]
     index_of = {op_type.name: index for index, op_type in enumerate(types)}
     final = OPTIMIZER if OPTIMIZER in names else None
-    return Operations(
+    left_out = f"{n_left_out} of {n_left_out + len(steps)} steps left out: they lack operations"
+    coarse_s = float(np.spacing(np.median(np.abs(start_TNW))))
+    coarse = f"start_ts: {start_TNW.dtype} resolves only {coarse_s:.3g} s here; subtract the start of the step first"
+    operations = Operations(
         graph=graph,
         types=tuple(types),
         type_T=np.array([index_of[name] for name in names], dtype=np.intp),
@@ -407,9 +427,26 @@ def _operations(
         chunk_T=rows.chunk_E[at_T],
         microbatch_T=rows.microbatch_E[at_T],
         final_T=np.array([final is None or name == final for name in names]),
-        notes=(f"{n_left_out} of {n_left_out + len(steps)} steps left out: they lack operations",) * bool(n_left_out),
+        notes=(*[left_out] * bool(n_left_out), *[coarse] * (coarse_s > COARSE_S)),
         ranks=_ranks(rows),
     )
+    return replace(operations, off_N=_replay_errors(operations, end_TNW))
+
+
+def _replay_errors(operations: Operations, end_TNW: AnyFloat) -> FloatArray:
+    """How far the replay of each step is from its recording: the length of the step, or the place of a computation."""
+    computes_T = np.array([operations.types[index].phase != "" for index in operations.type_T])
+    measured_N, off_N = operations.measured_N, np.empty(len(operations.steps))
+    for batch in batches(*operations.shape):
+        start_TBW, replayed_TBW = timeline(operations.graph, operations.work_TNW[:, batch])
+        took_B = replayed_TBW.max(axis=(0, 2)) - start_TBW.min(axis=(0, 2))
+        moved_CBW = end_TNW[computes_T, batch] - replayed_TBW[computes_T]
+        # A step's recording may begin before its first computation: only what moves against the others is wrong.
+        moved_CBW -= np.median(moved_CBW, axis=(0, 2), keepdims=True)
+        wrong_B = np.maximum(np.abs(moved_CBW).max(axis=(0, 2)), np.abs(measured_N[batch] - took_B))
+        off_N[batch] = wrong_B / np.maximum(np.maximum(measured_N[batch], took_B), np.finfo(np.float64).tiny)
+    off_N[measured_N > MAX_TIMES_MEDIAN * np.median(measured_N)] = 1.0
+    return np.nan_to_num(off_N, nan=1.0, posinf=1.0)
 
 
 def _ranks(rows: TraceRows) -> dict[tuple[int, int], int]:

@@ -92,12 +92,18 @@ class Slowdown:
         return {(dp, pp): min(by_dp[dp], by_pp[pp]) for pp in by_pp for dp in by_dp}
 
 
-def slowdown_of(operations: Operations) -> Slowdown:
-    """Compute all figures; raises InputError if the steps take no time."""
+def replayed_as_measured(operations: Operations) -> Slowdown:
+    """The steps as measured and with all operations at their ideal; raises InputError if they take no time."""
     replayed_N, ideal_s = operations.replay(~NONE_11).whole_N, operations.ideal_step_s()
     if not (ideal_s > 0.0 and replayed_N.mean() > 0.0):
         raise InputError("the operations take no time")
-    found = Slowdown(operations.steps, operations.measured_N, replayed_N, ideal_s)
+    return Slowdown(operations.steps, operations.measured_N, replayed_N, ideal_s)
+
+
+def slowdown_of(operations: Operations) -> Slowdown:
+    """Compute all figures; raises InputError if the steps take no time."""
+    found = replayed_as_measured(operations)
+    ideal_s = found.ideal_s
     if not found.s >= MIN_SLOWDOWN:
         return found
     parts: dict[str, list[int]] = {}

@@ -224,6 +224,37 @@ def test_a_healthy_job_has_one_line(sftriage, traced):
     assert (found["M_W"], found["M_S"], found["kinds"], found["stages"]) == (None, None, [], [])
 
 
+def test_figures_that_cannot_be_trusted_are_not_given(sftriage, traced):
+    # GIVEN the trace of a job with a slow worker, with clocks of its stages apart by several steps
+    job = Job(stages=3, dps=4, steps=5)
+    job.slow_worker()
+    rows = job.rows()
+    path = traced(job, start_ts=rows.start_E + 2.0 * rows.pp_E)
+    # WHEN it is replayed, THEN the only line and the exit status say so
+    outcome = sftriage("whatif", path)
+    assert (outcome.code, len(outcome.out.splitlines())) == (1, 1)
+    assert outcome.out.startswith("No figure of this recording can be trusted: 5 of 5 steps do not replay as they ran")
+    outcome_json = sftriage("whatif", path, "--json")
+    found = json.loads(outcome_json.out)
+    assert outcome_json.code == 1
+    assert (found["trusted"], found["S"], found["ideal_step_s"]) == (False, None, None)
+    assert found["why_not"] == outcome.out.strip()
+
+
+def test_a_step_that_is_not_replayed_as_it_ran_is_left_out(sftriage, traced):
+    # GIVEN the trace of a job, and one computation of one of its steps that was recorded half a second late
+    job = Job(stages=3, dps=4, steps=20)
+    job.slow_worker()
+    rows = job.rows()
+    late = np.flatnonzero((rows.step_E == 10) & (rows.optype_E == 0))[7]
+    path = traced(job, start_ts=rows.start_E + 0.5 * (np.arange(len(rows.start_E)) == late))
+    # WHEN it is replayed, THEN that step is left out
+    outcome = sftriage("whatif", path, "--json")
+    assert outcome.code == 0
+    assert "1 of 20 steps do not replay as they ran" in outcome.err
+    assert 10 not in [one["step"] for one in outcome.json["steps"]]
+
+
 def test_a_wide_job_shows_its_slowest_workers(sftriage, traced):
     # GIVEN 40 data-parallel ranks, WHEN replayed, THEN the map has the slowest workers and the total
     job = Job(stages=2, dps=40, steps=3, microbatches=4)
