@@ -307,7 +307,9 @@ class Answers:
             {
                 "says": list(replayed.lines()),
                 **kept,
-                "kinds": [{key: kind[key] for key in ("kind", "share", "hidden_by")} for kind in values["kinds"]],
+                "kinds": [
+                    {key: kind[key] for key in ("kind", "share", "saves_s", "saves_last_s")} for kind in values["kinds"]
+                ],
                 "slowest_workers": slow[:MAX_LISTED],
                 "cites": {"run": directory.path.name, "steps": [min(steps), max(steps)], "ranks": ranks},
             },

@@ -25,8 +25,9 @@ from sftriage.runs.directory import RunDirectory
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.stragglers.graph import AnyFloat, Graph, NamedOperations, Operations, OpType, graph_of, timeline
+from sftriage.stragglers.kinds import Attribution, OperationKind, attributed
 from sftriage.stragglers.pipeline import arranged, read_rows
-from sftriage.stragglers.slowdown import OperationKind, Slowdown, kinds_of, replayed_as_measured, slowdown_of
+from sftriage.stragglers.slowdown import Slowdown, replayed_as_measured, slowdown_of
 from sftriage.verdict.accounting import FloatArray, complete_steps, segments, timed
 from sftriage.verdict.units import HeldBack
 from sftriage.windows.gather import Shape
@@ -47,37 +48,56 @@ def worker(dp: int, pp: int, rank: int | None) -> str:
 
 
 KINDS: Mapping[str, str] = {
-    "slow_worker": "{who_it_is}: {named}, {most}. Fixing {them} would save {saves} a step, {of_it} of the lost time.",
-    "in_sync": "Inside the sync stage, {part}: at its median it would recover {of_it} of the lost time. Time that "
-    "ranks compute, wait for a CPU or exchange data looks the same there.",
-    "last_stage": "Last stage: all its workers take longer than the others'. Fixing it would recover {of_it} of "
-    "the lost time.",
+    "slow_worker": "{who_it_is}: {named}, {slow}. With the durations of {peers}, replacing {them} {wins}.",
+    "slow_dp_rank": "A slow data-parallel rank: all stages of {named}, {slow}. With the durations of "
+    "the others, replacing it {wins}.",
+    "last_stage": "Last stage: it computes {times:.2f} times as long as the others. Moving layers to them until all "
+    "compute as long {wins}.",
+    "slow_stage": "Stage {stage}: it computes {times:.2f} times as long as the others. Moving layers to them until "
+    "all compute as long {wins}.",
     "sequence_lengths": "Sequence lengths: microbatches of one worker differ, forward and backward alike (correlation "
-    "{forward_backward_correlation:.2f}). Evening them out would recover {of_it} of the lost time.",
+    "{forward_backward_correlation:.2f}). Packing the same sequences evenly over microbatches and ranks {wins}.",
     "garbage_collection": "Stalls in forward alone, now on one worker, now on another ({of_workers:.0%} of the "
-    "workers, in {of_steps:.0%} of the steps), as garbage collection causes. Without them, {of_it} of the lost time "
-    "would be recovered.",
-    "communication": "Communication, mostly {part}: at its median it would recover {of_it} of the lost time.",
+    "workers, in {of_steps:.0%} of the steps), as garbage collection causes. Pausing at the end of the same "
+    "steps on all ranks {wins}.",
+    "stalls": "Stalls in {part} {where}, in {of_steps:.0%} of the steps. A job without them {wins}.",
+    "communication": "Communication, mostly {part}: slow transfers. A link that takes its median for them {wins}.",
+    "in_sync": "Inside the sync stage, {part}: taking its median {wins}. Time that ranks compute, wait for a CPU or "
+    "exchange data looks the same there.",
 }
-"""What a kind of straggler is, and what fixing it would recover."""
+"""What a kind of straggler is, and what its remedy wins in a replay."""
 
 REMEDIES: Mapping[str, str] = {
     "slow_worker": "Capture it to see why it is slow there: sftriage capture --rank. If everything it computes is "
     "slow alike, check its host and GPU (clocks, temperature, errors): sftriage evidence; replace it if it stays slow.",
+    "slow_dp_rank": "Check what its workers share: hosts, switches, storage (sftriage evidence). If its data takes "
+    "longer to compute, balance it; otherwise replace the hosts.",
     "last_stage": "Give the last stage fewer layers, or give the loss and output layer their own stage: it "
     "now computes them on top of its layers.",
+    "slow_stage": "Give that stage fewer layers. If its layers are like the others', check what its workers share.",
     "sequence_lengths": "Pack microbatches by the cost of their sequences (the sum of squared lengths where attention "
     "dominates), and balance that cost across the data-parallel ranks.",
     "garbage_collection": "Turn off automatic collection (gc.disable()) and collect on all ranks in the same step, "
     "every N steps; gc.freeze() after the first collection.",
+    "stalls": "Capture a rank with them (sftriage capture --rank): memory that is allocated again, other processes on "
+    "its CPUs, and lazy initialization show in the trace.",
     "communication": "Check the network of the workers with slow transfers (links, congestion, other jobs): "
     "sftriage capture on both ends.",
     "in_sync": "Check which ranks waited for a CPU (sftriage explain). If the last gradient of each step is not known, "
     "monitor.watch(model) records it under DDP. Otherwise capture some ranks (sftriage capture) and compare.",
 }
 
-BEHIND = "Once that is fixed:"
-"""Precedes a kind that others hide."""
+NAMES: Mapping[str, str] = {
+    "slow_worker": "slow workers",
+    "slow_dp_rank": "a slow data-parallel rank",
+    "last_stage": "the last stage",
+    "slow_stage": "a slow stage",
+    "sequence_lengths": "sequence lengths",
+    "garbage_collection": "garbage collection",
+    "stalls": "stalls",
+    "communication": "communication",
+    "in_sync": "inside the sync stage",
+}
 
 OF_PLACES = frozenset({"slow_worker", "last_stage"})
 ONE_RANK = "With one data-parallel rank, a slow worker and a stage with more to compute look alike."
@@ -91,6 +111,8 @@ MAX_OFF = 0.05
 """A step is not replayed as it ran if its length, or the place of a computation in it, is off by more than this."""
 MAX_STEPS_OFF = 0.1
 """If more than this fraction of the steps is off, no figure is given."""
+DIFFERS = 0.1
+"""What a remedy wins after the others is given if it differs by this fraction from what it wins alone."""
 HOTTEST = 1.5
 """The slowdown of the reddest color, as in the paper's maps."""
 
@@ -144,8 +166,12 @@ class WhatIf:
 
     operations: Operations
     found: Slowdown
-    kinds: tuple[OperationKind, ...]
+    attribution: Attribution
     distrust: str = ""
+
+    @property
+    def kinds(self) -> tuple[OperationKind, ...]:
+        return self.attribution.kinds
 
     def values(self) -> dict[str, Any]:
         """All figures as JSON values; None for those not attributed because S is too small."""
@@ -157,7 +183,7 @@ class WhatIf:
             "S": found.s if trusted else None,
             "M_W": None if found.m_w is None else found.m_w.share,
             "M_S": None if found.m_s is None else found.m_s.share,
-            "step_s": float(found.replayed_N.mean()),
+            "step_s": found.step_s,
             "ideal_step_s": found.ideal_s if trusted else None,
             "measured_step_s": float(found.measured_N.mean()),
             "unexplained": found.unexplained,
@@ -182,13 +208,16 @@ class WhatIf:
                     "saves_s": self._saves_s(kind),
                     "numbers": dict(kind.numbers),
                     "workers": [{"dp": dp, "pp": pp} for dp, pp in kind.workers],
-                    "hidden_by": list(kind.hidden_by),
+                    "saves_last_s": kind.wins_last_s,
+                    "since": kind.since,
                     "operation": kind.part or None,
                     "says": self._sentence(kind),
                     "remedy": REMEDIES[kind.code],
                 }
                 for kind in self.kinds
             ],
+            "remaining_jitter": self.attribution.jitter if self.kinds else None,
+            "remedied_step_s": self.attribution.step_s if trusted else None,
             "notes": list(operations.notes),
         }
 
@@ -205,7 +234,7 @@ class WhatIf:
                 f"The verdict on these steps: fixing {ranks} in {named.part or 'all its local stages'} would save "
                 f"{saved}, leaving {step(max(0.0, named.step_s - named.saves_s))}."
             )
-        step_now, ideal = step(float(found.replayed_N.mean())), step(found.ideal_s)
+        step_now, ideal = step(found.step_s), step(found.ideal_s)
         if not shared_out:
             yield f"Stragglers cost next to nothing: {step_now} a step, {ideal} without (S = {found.s:.3f})."
         elif named is not None:
@@ -221,28 +250,57 @@ class WhatIf:
             yield f"  {REMEDIES[kind.code]}"
         if shared_out and not self.kinds:
             yield NO_KIND
+        elif self.kinds:
+            shares = ", ".join(f"{NAMES[kind.code]} {kind.share:.0%}" for kind in self.kinds)
+            jitter, left = max(0.0, self.attribution.jitter), step(self.attribution.step_s)
+            shares = f"{shares}, remaining jitter {jitter:.0%}"
+            yield f"Shares of the lost time: {shares}. All remedies leave a step of {left}."
 
     def _sentence(self, kind: OperationKind) -> str:
         operations, n_workers = self.operations, len(kind.workers)
         named = [worker(dp, pp, operations.ranks.get((dp, pp))) for dp, pp in kind.workers[:SHOWN_WORKERS]]
+        if kind.code == "slow_dp_rank":
+            named = [f"data-parallel rank {dp}" for dp in dict.fromkeys(dp for dp, _ in kind.workers)][:SHOWN_WORKERS]
+            n_workers = len({dp for dp, _ in kind.workers})
+        more = f" and {n_workers - SHOWN_WORKERS} more" if n_workers > SHOWN_WORKERS else ""
         sentence = KINDS[kind.code].format(
             part=kind.part,
-            # Fixing a place may save more than stragglers cost, as it may be better than ideal.
-            of_it="all" if kind.share >= 0.995 else f"{kind.share:.0%}",
             who_it_is="One slow worker" if n_workers == 1 else "A few slow workers",
+            named=", ".join(named) + more,
+            peers="its peers" if n_workers == 1 else "their peers",
             them="it" if n_workers == 1 else "them",
-            named=", ".join(named) + (f" and {n_workers - SHOWN_WORKERS} more" if n_workers > SHOWN_WORKERS else ""),
-            most=f"mostly in {kind.part}" if kind.part else "in all operations",
-            saves=step(self._saves_s(kind)),
+            slow=self._slow(kind),
+            stage=kind.workers[0][1] if kind.workers else None,
+            where=f"of {named[0]}" if named else "of many workers",
+            wins=self._wins(kind),
             **kind.numbers,
         )
         if kind.code in OF_PLACES and len(operations.dp_ranks) == 1 and len(operations.pp_ranks) > 1:
             sentence = f"{sentence} {ONE_RANK}"
-        return f"{BEHIND} {sentence}" if kind.hidden_by else sentence
+        return sentence
+
+    def _slow(self, kind: OperationKind) -> str:
+        """How slow workers are, and when."""
+        if "times" not in kind.numbers:
+            return f"mostly in {kind.part}" if kind.part else "in all operations"
+        times, of_steps = kind.numbers["times"], kind.numbers["of_steps"]
+        when = f" since step {kind.since}" if kind.since is not None else ""
+        if not when and of_steps < 1.0:
+            when = f" in {of_steps:.0%} of the steps"
+        return f"{times:.2f} times its peers{when}" + (f", mostly in {kind.part}" if kind.part else "")
+
+    def _wins(self, kind: OperationKind) -> str:
+        """What the remedy wins alone, and after the others if that is something else."""
+        saves_s, step_s, lost_s = self._saves_s(kind), self.found.step_s, self.found.lost_s
+        won = f"wins {step(saves_s)} a step ({min(1.0, saves_s / lost_s):.0%} of the lost time)"
+        won = f"{won}, leaving {step(max(0.0, step_s - saves_s))}"
+        if len(self.kinds) > 1 and abs(kind.wins_last_s - kind.wins_s) > DIFFERS * kind.wins_last_s:
+            won = f"{won}; after the other remedies, {step(kind.wins_last_s)}"
+        return won
 
     def _saves_s(self, kind: OperationKind) -> float:
         named = self.operations.named if kind.code == "slow_worker" else None
-        return kind.share * self.found.lost_s if named is None else named.saves_s
+        return max(0.0, kind.wins_s) if named is None else named.saves_s
 
     def heat(self) -> WorkerHeat | None:
         """The heat map; None if there is no slowdown to attribute."""
@@ -320,10 +378,13 @@ def whatif_of(operations: Operations) -> WhatIf:
         off = f"{n_off} of {n_steps} steps do not replay as they ran (off by up to {operations.off_N.max():.0%})"
         if n_off > MAX_STEPS_OFF * n_steps:
             found = replayed_as_measured(operations)
-            return WhatIf(operations, found, (), f"No figure of this recording can be trusted: {off}. {CHECK_TIMES}")
+            nothing = Attribution((), found.step_s)
+            return WhatIf(
+                operations, found, nothing, f"No figure of this recording can be trusted: {off}. {CHECK_TIMES}"
+            )
         operations = operations.of_steps(~off_N, f"{off}: left out")
     found = slowdown_of(operations)
-    return WhatIf(operations, found, kinds_of(operations, found))
+    return WhatIf(operations, found, attributed(operations, found))
 
 
 CHECK_TIMES = (

@@ -4,7 +4,7 @@ Which operation waits for which is written here from what such a job does (which
 the order and the times of a recording, which is all that sftriage has of one.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -257,3 +257,105 @@ class Job:
         """In one step of several, the collectives over gradients take long on all workers."""
         scatters = self.ops(kind="grads-reduce-scatter")
         self.work[scatters[:, None], np.arange(0, self.steps, every)] *= ratio
+
+
+class Planted:
+    """A published trace, mended, with faults planted in what its computations took; seeded.
+
+    Every mended worker takes what a healthy one of its stage took, step by step, and the stages are equal.
+    """
+
+    def __init__(self, operations, seed=0):
+        self.random = np.random.default_rng(seed)
+        self.phase_T = np.array([operations.types[index].phase for index in operations.type_T])
+        self.pp_T, self.pps, self.operations = operations.pp_TW[:, 0], operations.pp_ranks, operations
+        _, self.n_steps, self.n_dps = operations.shape
+        self.work = operations.work_TNW.astype(np.float64)
+        self.microbatches = sorted(set(operations.microbatch_T[self.phase_T != ""].tolist()))
+        mean_s = {phase: self.work[self.ops(phase)].mean(axis=(1, 2)) for phase in ("forward", "backward")}
+        for pp in self.pps:
+            for phase in ("forward", "backward"):
+                ops_M = self.ops(phase, pp)
+                median_W = np.median(self.work[ops_M], axis=(0, 1))
+                for column in range(self.n_dps):
+                    if median_W[column] > 1.2 * median_W.min():
+                        healthy = self.work[ops_M, :, int(median_W.argmin())]
+                        self.work[ops_M, :, column] = healthy[:, self.random.permutation(self.n_steps)]
+                self.work[ops_M] *= np.median(mean_s[phase]) / self.work[ops_M].mean()
+
+    def ops(self, phase="", pp=None):
+        """The computations of a phase, or of both, of a stage, or of all."""
+        phases = [phase] if phase else ["forward", "backward"]
+        return np.flatnonzero(np.isin(self.phase_T, phases) & (True if pp is None else self.pp_T == pp))
+
+    def result(self):
+        return replace(self.operations, work_TNW=self.work)
+
+    def slower(self, worker, ratio, steps=slice(None)):
+        column, pp = worker
+        self.work[self.ops(pp=pp)[:, None], np.arange(self.n_steps)[steps], column] *= ratio
+        return self.operations.dp_ranks[column], pp
+
+    def workers(self, n):
+        """Some workers (column, stage), each of another data-parallel rank and stage while there are."""
+        dps, pps = self.random.permutation(self.n_dps), self.random.permutation(len(self.pps))
+        return [(int(dps[k % len(dps)]), self.pps[pps[k % len(pps)]]) for k in range(n)]
+
+    # What may be planted; each returns the kinds that there are then, the largest first, and the workers of the first.
+
+    def nothing(self):
+        return [], None
+
+    def slow_worker(self, ratio=1.4):
+        return ["slow_worker"], {self.slower(self.workers(1)[0], ratio)}
+
+    def slow_worker_at_the_end(self):
+        first = int(self.n_steps * self.random.uniform(0.8, 0.9))
+        return ["slow_worker"], {self.slower(self.workers(1)[0], 1.5, slice(first, None))}
+
+    def slow_worker_now_and_then(self):
+        steps = self.random.choice(self.n_steps, max(3, round(0.1 * self.n_steps)), replace=False)
+        return ["slow_worker"], {self.slower(self.workers(1)[0], 1.6, steps)}
+
+    def two_slow_workers(self):
+        return ["slow_worker"], {self.slower(worker, 1.3) for worker in self.workers(2)}
+
+    def slow_dp_rank(self, ratio=1.3):
+        dp = int(self.random.integers(self.n_dps))
+        return ["slow_dp_rank"], {self.slower((dp, pp), ratio) for pp in self.pps}
+
+    def slow_stage(self):
+        pp = int(self.random.integers(len(self.pps) - 1))
+        return ["slow_stage"], {self.slower((dp, pp), 1.3) for dp in range(self.n_dps)}
+
+    def last_stage(self):
+        return ["last_stage"], {self.slower((dp, self.pps[-1]), 1.5) for dp in range(self.n_dps)}
+
+    def sequence_lengths(self, spread=0.3):
+        lengths = self.random.lognormal(0.0, spread, (len(self.microbatches), self.n_steps, self.n_dps))
+        for op in self.ops():
+            self.work[op] *= lengths[self.microbatches.index(self.operations.microbatch_T[op])]
+        return ["sequence_lengths"], None
+
+    def lengths_and_a_slow_worker(self):
+        _, workers = self.slow_worker(1.5)
+        self.sequence_lengths(0.25)
+        return ["slow_worker", "sequence_lengths"], workers
+
+    def lengths_and_a_last_stage(self):
+        self.last_stage()
+        self.sequence_lengths(0.4)
+        return ["sequence_lengths", "last_stage"], None
+
+    def _stalls(self, phase, every):
+        ops_M = self.ops(phase)
+        hit = self.random.random((len(ops_M), self.n_steps, self.n_dps)) < 1.0 / every
+        self.work[ops_M] += 2.0 * np.median(self.work[ops_M]) * hit
+
+    def garbage_collection(self):
+        self._stalls("forward", 30)
+        return ["garbage_collection"], None
+
+    def backward_stalls(self):
+        self._stalls("backward", 30)
+        return ["stalls"], None
