@@ -29,7 +29,8 @@ from sftriage.runs.step_times import StepTimes, attempt_of
 from sftriage.runs.summary import advice_lines, advice_of_run, advice_values
 from sftriage.runs.timetable import Charges, TimeTable
 from sftriage.runs.timetable import time_table as add_up
-from sftriage.runs.whatif import load_operations, trace_events, whatif_of
+from sftriage.runs.whatif import load_operations, trace_events, whatif_of, within
+from sftriage.stragglers.questions import Question
 from sftriage.windows.logs import StepLogs
 from sftriage.words.decisions import caused
 from sftriage.words.run import event_sentence
@@ -107,6 +108,14 @@ def whatif(
     timeline: Path | None = option(
         "FILE.json[.gz]", "Write a typical step, measured and without stragglers, for Perfetto's viewer.", False
     ),
+    durations: list[str] | None = option(
+        "--set NAME=VALUE", "Replay operations with other durations: seconds, 0.5x or ideal.", False
+    ),
+    layers: str | None = option("LAYERS", "Replay with these layers on the stages (13,11, or now:then).", False),
+    without: list[str] | None = option(
+        "--without NAME", "Replay a rank, dp rank or kind as if it were like its peers.", False
+    ),
+    steps: str | None = option("FIRST:LAST", "Replay these steps only.", False),
     as_json: JsonOption = False,
 ) -> None:
     """Estimate how fast a job would run without stragglers, and which workers and operations cost it that time.
@@ -116,8 +125,11 @@ def whatif(
     pipeline stages. Or takes a Parquet trace of a hybrid-parallel job, with one row per operation.
     """
     operations = load_operations(paths)
+    if steps is not None:
+        operations = within(operations, *parsed("--steps", _first_and_last, steps))
+    question = Question(tuple(durations or ()), layers, tuple(without or ()))
     try:
-        shown = whatif_of(operations)
+        shown = whatif_of(operations, question if str(question) else None)
     except InputError as error:
         raise InputError(f"{paths[0]}: {error}") from error
     say(*(f"{paths[0]}: {note}" for note in shown.operations.notes))
@@ -129,10 +141,17 @@ def whatif(
         print_json(shown.values())
     else:
         write(*shown.lines())
-        for table in whatif_tables(shown):
+        for table in whatif_tables(shown) if shown.answer is None else ():
             results().print(table)
     if shown.distrust:
         raise typer.Exit(1)
+
+
+def _first_and_last(steps: str) -> tuple[int | None, int | None]:
+    first, colon, last = steps.partition(":")
+    if not colon:
+        raise ValueError("expected FIRST:LAST")
+    return int(first) if first else None, int(last) if last else None
 
 
 def advise(

@@ -337,6 +337,8 @@ def manifest_lines(manifest: Manifest) -> list[str]:
 
 
 _MAX_PARTS = 5
+NARROW_FROM = 8
+"""A heat map of more columns has no space around its cells: 80 columns have to do."""
 
 
 def whatif_tables(shown: WhatIf) -> Iterator[Table]:
@@ -355,6 +357,8 @@ def whatif_tables(shown: WhatIf) -> Iterator[Table]:
         return
     part = f", the slowest {heat.shown} of {heat.workers}" if heat.shown < heat.workers else ""
     table = titled(f"Slowdown by worker{part}", ["stage"], [f"dp {dp}" for dp in heat.dps])
+    if len(heat.dps) > NARROW_FROM:
+        table.padding = (0, 0)
     for pp, slowdowns in heat.rows.items():
         table.add_row(f"pp {pp}", *map(cell, slowdowns))
     yield table

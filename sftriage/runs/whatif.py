@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.stragglers.graph import AnyFloat, Graph, NamedOperations, Operations, OpType, graph_of, timeline
 from sftriage.stragglers.kinds import Attribution, OperationKind, attributed
 from sftriage.stragglers.pipeline import arranged, read_rows
+from sftriage.stragglers.questions import Answer, Question, answered
 from sftriage.stragglers.slowdown import Slowdown, replayed_as_measured, slowdown_of
 from sftriage.verdict.accounting import FloatArray, complete_steps, segments, timed
 from sftriage.verdict.units import HeldBack
@@ -105,7 +106,7 @@ ONE_RANK = "With one data-parallel rank, a slow worker and a stage with more to 
 NO_KIND = "No single kind accounts for it: look at the workers and operations below."
 
 
-MAX_STAGES, MAX_DP = 16, 12
+MAX_STAGES, MAX_DP = 16, 10
 """Maximum stages and data-parallel ranks in a heat map: the slowest are shown."""
 MAX_OFF = 0.05
 """A step is not replayed as it ran if its length, or the place of a computation in it, is off by more than this."""
@@ -168,6 +169,7 @@ class WhatIf:
     found: Slowdown
     attribution: Attribution
     distrust: str = ""
+    answer: Answer | None = None
 
     @property
     def kinds(self) -> tuple[OperationKind, ...]:
@@ -188,9 +190,16 @@ class WhatIf:
             "measured_step_s": float(found.measured_N.mean()),
             "unexplained": found.unexplained,
             "steps": [
-                {"step": number, "measured_s": float(measured_s), "replayed_s": float(replayed_s), "slowdown": slowdown}
-                for number, measured_s, replayed_s in zip(found.steps, found.measured_N, found.replayed_N, strict=True)
-                for slowdown in [float(replayed_s) / found.ideal_s if trusted else None]
+                {
+                    "step": number,
+                    "measured_s": float(found.measured_N[n]),
+                    "replayed_s": float(found.replayed_N[n]),
+                    "slowdown": float(found.replayed_N[n]) / found.ideal_s if trusted else None,
+                    "by_dp": {str(dp): float(each_N[n]) for dp, each_N in found.by_dp_N.items()},
+                    "by_stage": {str(pp): float(each_N[n]) for pp, each_N in found.by_pp_N.items()},
+                    "by_operation": {part: float(each_N[n]) for part, each_N in found.by_part_N.items()},
+                }
+                for n, number in enumerate(found.steps)
             ],
             "workers": [
                 {"dp": dp, "pp": pp, "rank": operations.ranks.get((dp, pp)), "slowdown": by_worker.get((dp, pp))}
@@ -218,12 +227,21 @@ class WhatIf:
             ],
             "remaining_jitter": self.attribution.jitter if self.kinds else None,
             "remedied_step_s": self.attribution.step_s if trusted else None,
+            "answer": None if self.answer is None else asdict(self.answer),
             "notes": list(operations.notes),
         }
 
     def lines(self) -> Iterator[str]:
         if self.distrust:
             yield self.distrust
+            return
+        if (answer := self.answer) is not None:
+            now_s = answer.step_s + answer.wins_s
+            yield (
+                f"A step {answer.question} would take {step(answer.step_s)} instead of {step(now_s)}: that "
+                f"{'wins' if answer.wins_s >= 0.0 else 'costs'} {step(abs(answer.wins_s))} "
+                f"({abs(answer.wins_s) / now_s:.0%} of the step)."
+            )
             return
         found, operations = self.found, self.operations
         shared_out, named = found.m_w is not None, operations.named
@@ -367,11 +385,12 @@ def trace_events(shown: StepTimelines) -> dict[str, Any]:
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def whatif_of(operations: Operations) -> WhatIf:
-    """Replay some operations; steps that are not replayed as they ran are left out.
+def whatif_of(operations: Operations, question: Question | None = None) -> WhatIf:
+    """Replay some operations; steps that are not replayed as they ran are left out. Answer the question, if any.
 
     Raises:
         InputError: they take no time.
+        UsageError: the question has an unknown name.
     """
     if operations.off_N is not None and (off_N := operations.off_N > MAX_OFF).any():
         n_off, n_steps = int(off_N.sum()), len(off_N)
@@ -384,7 +403,16 @@ def whatif_of(operations: Operations) -> WhatIf:
             )
         operations = operations.of_steps(~off_N, f"{off}: left out")
     found = slowdown_of(operations)
-    return WhatIf(operations, found, attributed(operations, found))
+    answer = None if question is None else answered(operations, question)
+    return WhatIf(operations, found, attributed(operations, found), answer=answer)
+
+
+def within(operations: Operations, first: int | None, last: int | None) -> Operations:
+    """The operations of the steps from ``first`` to ``last``; raises UsageError if there are none."""
+    kept_N = np.array([(first is None or first <= n) and (last is None or n <= last) for n in operations.steps])
+    if not kept_N.any():
+        raise UsageError(f"no such steps; there are {operations.steps[0]} to {operations.steps[-1]}")
+    return operations.of_steps(kept_N)
 
 
 CHECK_TIMES = (

@@ -183,10 +183,11 @@ def _slow_places(factors: Factors) -> Iterator[Remedy]:
     columns = {(column, pp): spell for column, spell in factors.slow_columns.items() for pp in operations.pp_ranks}
     for code, slow in (("slow_worker", factors.slow_workers), ("slow_dp_rank", columns)):
         if slow:
-            yield _replaced(factors, code, slow)  # type: ignore[arg-type]
+            yield replaced(factors, code, slow)  # type: ignore[arg-type]
 
 
-def _replaced(factors: Factors, code: Code, slow: Mapping[Worker, Spell], part: str = "") -> Remedy:
+def replaced(factors: Factors, code: Code, slow: Mapping[Worker, Spell], part: str = "") -> Remedy:
+    """Workers (column, stage) that take in their slow steps what their peers take."""
     operations = factors.operations
     times_TNW = np.ones_like(factors.ratio_TNW)
     over_s: dict[str, float] = {}
@@ -215,7 +216,7 @@ def _of_verdict(operations: Operations) -> Remedy:
     whole = Spell(np.ones(len(operations.steps), dtype=np.bool_), 1.0, from_step_on=False)
     dps = operations.dp_TW[0].tolist()
     slow = {(dps.index(dp), pp): whole for dp, pp in named.workers}
-    return _replaced(factors, "slow_worker", slow, named.part)
+    return replaced(factors, "slow_worker", slow, named.part)
 
 
 def _uneven_stages(factors: Factors) -> Iterator[Remedy]:

@@ -263,8 +263,70 @@ def test_a_wide_job_shows_its_slowest_workers(sftriage, traced):
     job = Job(stages=2, dps=40, steps=3, microbatches=4)
     dp, _ = job.slow_worker()
     out = sftriage("whatif", traced(job)).out
-    assert "Slowdown by worker, the slowest 24 of 80" in out
-    assert f"dp {dp} " in out
+    assert "Slowdown by worker, the slowest 20 of 80" in out
+    assert re.search(rf"dp {dp}\b", out)
+    assert "…" not in out
+    assert max(len(line) for line in out[out.index("Slowdown by worker") :].splitlines()) <= 80
+
+
+def test_a_question_of_ones_own_is_answered_in_one_line(sftriage, traced):
+    # GIVEN the trace of a job in which one worker takes 1.6 times as long
+    job = Job(stages=2, dps=4, steps=6)
+    dp, pp = job.slow_worker()
+    path, rank = traced(job), pp * 4 + dp
+    whole = sftriage("whatif", path, "--json").json
+    # WHEN it is replayed without that worker, THEN the line and JSON have the step that the remedy leaves
+    outcome = sftriage("whatif", path, "--without", f"rank {rank}")
+    assert re.fullmatch(rf"A step without rank {rank} would take .* ms \(\d+% of the step\)\.\n", outcome.out)
+    answer = sftriage("whatif", path, "--without", f"rank {rank}", "--json").json["answer"]
+    assert answer["step_s"] == pytest.approx(whole["remedied_step_s"], rel=0.01)
+    # AND so it is without the kind, and with more changes it is shorter still
+    assert sftriage("whatif", path, "--without", "slow_worker", "--json").json["answer"] == {
+        **answer,
+        "question": "without slow_worker",
+        "step_s": pytest.approx(answer["step_s"], rel=0.01),
+        "wins_s": pytest.approx(answer["wins_s"], rel=0.01),
+    }
+    more = ("--without", f"rank {rank}", "--set", "dp-comm=0", "--set", "backward-compute=0.5x", "--steps", "10:16")
+    combined = sftriage("whatif", path, *more, "--json").json
+    assert combined["answer"]["step_s"] < 0.9 * answer["step_s"]
+    assert [one["step"] for one in combined["steps"]] == [10, 13, 16]
+    # AND each step is split by data-parallel rank, stage and operation
+    split = combined["steps"][0]
+    assert max(split["by_dp"], key=split["by_dp"].get) == str(dp)
+    assert max(split["by_stage"], key=split["by_stage"].get) == str(pp)
+    assert "backward-compute" in split["by_operation"]
+
+
+def test_layers_of_ones_own_scale_their_stages(sftriage, traced):
+    # GIVEN the trace of a job whose last stage computes half as long again
+    job = Job(stages=2, dps=2)
+    job.last_stage(1.5)
+    path = traced(job)
+    # WHEN its layers, half as many again, are shared out, THEN a step is as short as with equal work
+    moved = sftriage("whatif", path, "--layers", "20,30:25,25", "--json").json
+    assert moved["answer"]["step_s"] == pytest.approx(moved["remedied_step_s"], rel=0.01)
+    # AND equal layers, as there are if nothing else is given, change nothing
+    assert sftriage("whatif", path, "--layers", "25,25", "--json").json["answer"]["wins_s"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--set", "network=0"), "--set network: no such operations; there are backward-compute, "),
+        (("--set", "comm=fast"), "--set comm=fast: expected comm=SECONDS, comm=0.5x or comm=ideal"),
+        (("--layers", "3"), "--layers 3: expected the layers of 2 stages"),
+        (("--without", "rank 9"), "no such worker or kind; there are rank 0, 1, 2, 3, dp 0 to 1"),
+        (("--steps", "7"), "--steps: expected FIRST:LAST"),
+        (("--steps", "50:"), "no such steps; there are 7 to 22"),
+    ],
+)
+def test_a_question_with_an_unknown_name_lists_the_names(sftriage, traced, options, message):
+    job = Job(stages=2, dps=2)
+    job.last_stage()
+    outcome = sftriage("whatif", traced(job), *options)
+    assert outcome.code == 2
+    assert message in outcome.err
 
 
 def test_stages_of_a_recording_are_operations_and_its_ranks_workers(sftriage, tmp_path):
