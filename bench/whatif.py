@@ -4,6 +4,10 @@ A synthetic trace of a job of 4 stages, 8 data-parallel ranks and 32 microbatche
 Parquet. Each round runs `sftriage whatif --json` on it in a process of its own, and another that reads it and takes the
 largest duration. The two are interleaved, so that a machine that slows down slows both; figures are medians, memory is
 the largest resident size.
+
+With ``--traces``, also how often each kind of stragglers is named that was planted in the published traces there:
+``right`` if the kind and its workers are named and the kind is first (of two kinds: both), ``wrong`` if another is.
+Seeds from 1000 on: the tests have others.
 """
 
 from __future__ import annotations
@@ -19,8 +23,9 @@ import pyarrow
 from pyarrow import parquet
 
 from bench.runner import interleaved, used
+from sftriage.runs.whatif import load_operations
 from sftriage.stragglers.pipeline import COLUMNS
-from tests.unit.stragglers.planted import Job
+from tests.unit.stragglers.planted import PLANTED, Job, result_of
 
 PLAIN_PASS = """
 import sys
@@ -35,6 +40,8 @@ QUICK = {"operations": 100_000, "rounds": 1}
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--operations", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--traces", type=Path, help="a directory with the published traces (trace-*.parquet)")
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--directory", help="where to write the trace (default: the system's temporary directory)")
 
 
@@ -59,6 +66,26 @@ def write_trace(path: Path, operations: int) -> int:
     return written
 
 
+def scores(directory: Path, n_seeds: int) -> dict[str, dict[str, dict[str, int]]]:
+    """By trace and planted kind: how many were slow enough to be attributed, how many right, how many wrong."""
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for path in sorted(directory.glob("trace-*.parquet")):
+        operations = load_operations([path])
+        for plant in PLANTED:
+            results = [result_of(operations, plant, 1000 + seed) for seed in range(n_seeds)]
+            attributed = [result for result in results if result is not None]
+            right = [
+                set(expected) <= set(kinds)
+                and (len(expected) != 1 or kinds[0] == expected[0])
+                and (workers is None or set(named) == workers)
+                for kinds, named, expected, workers in attributed
+            ]
+            wrong = [bool(set(kinds) - set(expected)) for kinds, _, expected, _ in attributed]
+            counts = {"attributed": len(attributed), "right": sum(right), "wrong": sum(wrong)}
+            found.setdefault(path.stem, {})[plant] = counts
+    return found
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=options.directory) as scratch:
         path = Path(scratch) / "trace.parquet"
@@ -67,6 +94,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         took = interleaved({name: partial(used, *command) for name, command in commands.items()}, options.rounds)
     ratio = statistics.median(one.cpu_s / plain.cpu_s for one, plain in zip(*took.values(), strict=True))
     return {
+        **({"kinds": scores(options.traces, options.seeds)} if options.traces else {}),
         "operations": operations,
         "file_mb": round(file_mb, 1),
         "rounds": options.rounds,

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sftriage.stragglers.graph import graph_of, timeline
+from sftriage.stragglers.kinds import attributed
 from sftriage.stragglers.pipeline import TYPES, TraceRows
+from sftriage.stragglers.slowdown import slowdown_of
 
 FORWARD_S, BACKWARD_S, TRANSFER_S, COLLECTIVE_S = 0.010, 0.020, 0.0005, 0.003
 FORWARD_SIDE = {"forward": (1, -1), "backward": (-1, 1)}
@@ -359,3 +361,36 @@ class Planted:
     def backward_stalls(self):
         self._stalls("backward", 30)
         return ["stalls"], None
+
+
+PLANTED = (
+    "nothing",
+    "slow_worker",
+    "slow_worker_at_the_end",
+    "slow_worker_now_and_then",
+    "two_slow_workers",
+    "slow_dp_rank",
+    "slow_stage",
+    "last_stage",
+    "sequence_lengths",
+    "lengths_and_a_slow_worker",
+    "lengths_and_a_last_stage",
+    "garbage_collection",
+    "backward_stalls",
+)
+
+
+def result_of(operations, plant, seed):
+    """What is named in a trace with a planted kind: kinds, workers of the first expected; then both as expected.
+
+    None if the slowdown is too small to be attributed.
+    """
+    planted = Planted(operations, seed)
+    expected, workers = getattr(planted, plant)()
+    slowed = planted.result()
+    found = slowdown_of(slowed)
+    if found.m_w is None:
+        return None
+    kinds = attributed(slowed, found).kinds
+    of_first = next((kind.workers for kind in kinds if kind.code in expected[:1]), ())
+    return [kind.code for kind in kinds], of_first, expected, workers

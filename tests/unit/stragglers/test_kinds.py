@@ -10,24 +10,9 @@ from sftriage.stragglers.kinds import attributed, remedies_of, step_with
 from sftriage.stragglers.pipeline import arranged
 from sftriage.stragglers.slowdown import slowdown_of
 from tests.needs import NO_REAL_TRACES
-from tests.unit.stragglers.planted import Job, Planted
+from tests.unit.stragglers.planted import PLANTED, Job, result_of
 from tests.unit.stragglers.test_published import DATA, PUBLISHED
 
-PLANTED = (
-    "nothing",
-    "slow_worker",
-    "slow_worker_at_the_end",
-    "slow_worker_now_and_then",
-    "two_slow_workers",
-    "slow_dp_rank",
-    "slow_stage",
-    "last_stage",
-    "sequence_lengths",
-    "lengths_and_a_slow_worker",
-    "lengths_and_a_last_stage",
-    "garbage_collection",
-    "backward_stalls",
-)
 SEEDS = {"AR": range(200, 202), "ST": range(200, 205)}
 
 SHAPES = {
@@ -51,21 +36,13 @@ def published(name):
 @pytest.mark.parametrize("plant", PLANTED)
 def test_a_kind_planted_in_a_published_trace_is_named_and_no_other(name, plant):
     # GIVEN a published trace, mended, with a kind of stragglers planted in it, by several seeds
-    operations, n_slowed = published(name), 0
-    for seed in SEEDS[name]:
-        planted = Planted(operations, seed)
-        expected, workers = getattr(planted, plant)()
-        slowed = planted.result()
-        found = slowdown_of(slowed)
-        if found.m_w is None:
-            continue
-        # WHEN it costs enough to be attributed, THEN that is named, and no other, with the workers that have it
-        kinds = {kind.code: kind for kind in attributed(slowed, found).kinds}
-        assert set(kinds) == set(expected), seed
-        if workers:
-            assert set(kinds[expected[0]].workers) == workers, seed
-        n_slowed += 1
-    assert n_slowed > 0 or plant in ("nothing", "slow_stage")
+    operations = published(name)
+    results = [result_of(operations, plant, seed) for seed in SEEDS[name]]
+    # WHEN it costs enough to be attributed, THEN that is named, and no other, with the workers that have it
+    for named_kinds, workers, expected, expected_workers in filter(None, results):
+        assert set(named_kinds) == set(expected)
+        assert expected_workers is None or set(workers) == expected_workers
+    assert any(results) or (name, plant) in (("ST", "nothing"), ("ST", "slow_stage"))
 
 
 def named(job):
