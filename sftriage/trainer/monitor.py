@@ -87,7 +87,7 @@ class Monitor(Calls):
             which `sftriage agent` creates. Without a spool, captures are refused.
         slots: steps that the ring holds before it overwrites the oldest.
         device_time: also record the GPU's time in each stage once CUDA is in use (see
-            `sftriage.trainer.recording.DeviceTime`); by default unless ``SFTRIAGE_DEVICE_TIME`` is 0.
+            `sftriage.trainer.device.DeviceTime`); by default unless ``SFTRIAGE_DEVICE_TIME`` is 0.
 
     Raises:
         SchemaError: the stages are invalid.

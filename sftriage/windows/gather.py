@@ -89,7 +89,7 @@ class StepRows:
                 values_CR.reshape(-1)[at_B] = column_B
 
     def put_device(self, steps: StepArrays) -> None:
-        """Store the device times of steps (see `sftriage.trainer.recording`)."""
+        """Store the device times of steps (see `sftriage.trainer.device`)."""
         at_B = steps.step_B % self.n_rows * self._n_ranks + steps.rank_B
         _put_times(self._refinement("device", len(self._values_VCR)), at_B, steps)
         self._refine("device_ready", at_B, steps.ready_ns_B, steps.ready_ns_B >= 0, NS)

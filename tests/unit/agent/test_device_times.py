@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sftriage.runs.recordings import load_recording
-from sftriage.trainer.recording import IN_FLIGHT
+from sftriage.trainer.device import IN_FLIGHT
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import LogReader
 from tests.scenario import Windows

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.trainer import gradients, moments, monitor, recording
+from sftriage.trainer.device import IN_FLIGHT, MAX_MARKS
 from sftriage.trainer.monitor import DEVICE_ENV
-from sftriage.trainer.recording import IN_FLIGHT, MAX_MARKS, START_STEPS
+from sftriage.trainer.recording import START_STEPS
 from sftriage.windows.rings import Ring
 from tests import needs
 from tests.unit.trainer.conftest import Account, Watched
