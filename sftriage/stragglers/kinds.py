@@ -216,7 +216,8 @@ def _of_verdict(operations: Operations) -> Remedy:
     whole = Spell(np.ones(len(operations.steps), dtype=np.bool_), 1.0, from_step_on=False)
     dps = operations.dp_TW[0].tolist()
     slow = {(dps.index(dp), pp): whole for dp, pp in named.workers}
-    return replaced(factors, "slow_worker", slow, named.part)
+    remedy = replaced(factors, "slow_worker", slow, named.part)
+    return replace(remedy, kind=replace(remedy.kind, numbers={}))
 
 
 def _uneven_stages(factors: Factors) -> Iterator[Remedy]:
