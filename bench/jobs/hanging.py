@@ -91,7 +91,7 @@ def prefetched(job: Job) -> None:
 
 
 def forgotten_breakpoint(job: Job) -> None:
-    """Wait for input from a terminal at which nobody types."""
+    """Wait for input from a terminal without anyone typing."""
     _, terminal = os.openpty()
     os.dup2(terminal, 0)
     input()  # line: breakpoint

@@ -25,7 +25,7 @@ from sftriage.runs.directory import RunDirectory, find_run
 from sftriage.runs.hangs import hang_in
 from sftriage.runs.recordings import RecordedRun, detection_of, load_recording
 from sftriage.runs.source import RunSource
-from sftriage.runs.step_times import StepTimes, attempt_of
+from sftriage.runs.step_times import TimesReader, attempt_of
 from sftriage.runs.summary import advice_lines, advice_of_run, advice_values
 from sftriage.runs.timetable import Charges, TimeTable
 from sftriage.runs.timetable import time_table as add_up
@@ -92,7 +92,7 @@ def _times(
     if recording.whole is not None:
         attempts = [attempt_of(recording.whole)]
     else:
-        attempts = StepTimes(StepLogs(run.steps if run.steps.is_dir() else path)).read(ended=True)
+        attempts = TimesReader(StepLogs(run.steps if run.steps.is_dir() else path)).read(ended=True)
     begin_s = attempts[0].begin_s if attempts else 0.0
     return add_up(begin_s, 0.0, attempts, Charges.of_verdicts(verdicts, pauses), ended=False)
 

@@ -25,7 +25,7 @@ from sftriage.runs import liveness
 from sftriage.runs.decisions import JournalRecord, JournalTail, RequestRow, WindowRow
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, started_runs
 from sftriage.runs.lateness import HeatMap, HeatSource, StepTracks, steps_beside, tracks_of
-from sftriage.runs.step_times import StepTimes, attempts_of
+from sftriage.runs.step_times import TimesReader, attempts_of
 from sftriage.runs.timetable import Charges, TimeTable, time_table
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.store import UPLOAD_NAME, LocalStore, Upload
@@ -202,7 +202,7 @@ class _Opened:
         # Maps are made in their own thread, so `beside` has a source of its own.
         self.beside, self._host = HeatSource(StepLogs(run.steps)), HeatSource(StepLogs(run.steps))
         self._device = HeatSource(StepLogs(run.steps, LOG_KIND))
-        self.times = StepTimes(StepLogs(run.steps))
+        self.times = TimesReader(StepLogs(run.steps))
         self.watcher, self.telemetry = liveness.WatcherLook(run), liveness.TelemetryLook(run.steps)
 
     def heat(self, attempt: int, first_step: int, last_step: int, each: int, clock: Clock) -> HeatMap | None:
@@ -352,7 +352,7 @@ class RunSource:
         return self._view
 
 
-def _times(info: RunInfo, steps: StepTimes, journal: JournalRecord, ranks: int, *, going: bool) -> TimeTable | None:
+def _times(info: RunInfo, steps: TimesReader, journal: JournalRecord, ranks: int, *, going: bool) -> TimeTable | None:
     ended_at = "" if going else info.ended_at or ""
     begin_s, end_s = (datetime.fromisoformat(at).timestamp() if at else 0.0 for at in (info.created_at, ended_at))
     # (a compaction may have removed the first windows)

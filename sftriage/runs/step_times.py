@@ -1,6 +1,6 @@
 """The times of a run's recorded steps for its time table: how long they took, and which were long, and why.
 
-`StepTimes` reads the logs of a sample of the ranks as they grow, in blocks of steps, and keeps of each block a few
+`TimesReader` reads the logs of a sample of the ranks as they grow, in blocks of steps, and keeps of each block a few
 numbers and its long steps. Axes: N steps, K of them that are complete, R ranks (of the sample), S stages, W steps
 around a step, E long steps.
 """
@@ -24,7 +24,7 @@ BLOCK_STEPS, MARGIN_STEPS = 512, 24
 """Steps of a block, and the steps on either side of a step whose median is its usual time."""
 MAX_READ_RANKS = 4
 MIN_LONG_FRACTION, MIN_LONG_SPREADS = 0.5, 4.0
-"""A long step exceeds the usual one by this fraction of it, and by so many times what a quarter of steps exceed."""
+"""A long step exceeds the usual step by at least this fraction, and by this multiple of the upper quartile's excess."""
 MOST = 0.5
 """The part of a long step's extra time that a stage of all ranks, or one rank, must explain."""
 ALL_RANKS, NO_RANK = -1, -2
@@ -175,7 +175,7 @@ class _Attempt:
 
 
 @dataclass(slots=True)
-class StepTimes:
+class TimesReader:
     """The times of a run's recorded steps, from the logs of a sample of its ranks, read as they grow."""
 
     logs: StepLogs

@@ -27,7 +27,7 @@ from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.stragglers.graph import AnyFloat, Graph, NamedOperations, Operations, OpType, graph_of, timeline
 from sftriage.stragglers.kinds import Attribution, OperationKind, attributed
 from sftriage.stragglers.pipeline import arranged, read_rows
-from sftriage.stragglers.questions import Answer, Question, answered
+from sftriage.stragglers.questions import Estimate, Question, answered
 from sftriage.stragglers.slowdown import Slowdown, replayed_as_measured, slowdown_of
 from sftriage.verdict.accounting import FloatArray, complete_steps, segments, timed
 from sftriage.verdict.units import HeldBack
@@ -169,7 +169,7 @@ class WhatIf:
     found: Slowdown
     attribution: Attribution
     distrust: str = ""
-    answer: Answer | None = None
+    answer: Estimate | None = None
 
     @property
     def kinds(self) -> tuple[OperationKind, ...]:

@@ -104,7 +104,7 @@ class Factors:
 
     @cached_property
     def has_several(self) -> bool:
-        """Whether a step has so many microbatches that their median shows the level of a worker."""
+        """Whether a step has enough microbatches for their median to show the level of a worker."""
         return len(np.unique(self.numbers_T)) > 3
 
     @cached_property

@@ -10,7 +10,7 @@ import numpy as np
 from sftriage.errors import UsageError
 from sftriage.stragglers.factors import Factors, Spell
 from sftriage.stragglers.graph import AnyFloat, BoolArray, Operations
-from sftriage.stragglers.kinds import OperationKind, Remedy, remedied, remedies_of, replaced
+from sftriage.stragglers.kinds import Mend, OperationKind, remedied, remedies_of, replaced
 from sftriage.stragglers.pipeline import ALL_GATHER, REDUCE_SCATTER, SEPARATE
 from sftriage.stragglers.slowdown import NONE_11
 
@@ -45,7 +45,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Estimate:
     """A mean step (seconds) with the changes of a question, and what that wins."""
 
     question: str
@@ -53,7 +53,7 @@ class Answer:
     wins_s: float
 
 
-def answered(operations: Operations, question: Question) -> Answer:
+def answered(operations: Operations, question: Question) -> Estimate:
     """Replay the changes; raises UsageError, with the names that there are, for an unknown one."""
     before_s = float(operations.replay(~NONE_11).whole_N.mean())
     changes = [_without(operations, name) for name in question.without]
@@ -63,7 +63,7 @@ def answered(operations: Operations, question: Question) -> Answer:
     for setting in question.durations:
         work_TNW = _set(operations, setting, work_TNW)
     step_s = float(operations.replay(~NONE_11, work_TNW).whole_N.mean())
-    return Answer(str(question), step_s, before_s - step_s)
+    return Estimate(str(question), step_s, before_s - step_s)
 
 
 def _set(operations: Operations, setting: str, work_TNW: AnyFloat) -> AnyFloat:
@@ -99,7 +99,7 @@ def _named(operations: Operations, name: str) -> BoolArray:
     return operations.of_types(*groups[name])[:, 0]
 
 
-def _layers(operations: Operations, layers: str) -> Remedy:
+def _layers(operations: Operations, layers: str) -> Mend:
     now, _, then = layers.rpartition(":")
     stages = operations.pp_ranks
     try:
@@ -116,10 +116,10 @@ def _layers(operations: Operations, layers: str) -> Remedy:
     phased_T = np.array([operations.types[index].phase != "" for index in operations.type_T])
     times_T = np.array([times_P[int(pp)] for pp in operations.pp_TW[:, 0]])
     times_T = np.where(phased_T, times_T, 1.0).astype(operations.work_TNW.dtype)
-    return Remedy(OperationKind("slow_stage"), times_TNW=times_T[:, None, None])
+    return Mend(OperationKind("slow_stage"), times_TNW=times_T[:, None, None])
 
 
-def _without(operations: Operations, name: str) -> Remedy:
+def _without(operations: Operations, name: str) -> Mend:
     dps, ranks = operations.dp_TW[0].tolist(), operations.ranks
     places = {f"rank {rank}": [worker] for worker, rank in ranks.items()}
     places |= {f"dp {dp}": [(dp, pp) for pp in operations.pp_ranks] for dp in dps}

@@ -25,7 +25,7 @@ LOOK_S = 0.05
 BUSY_FRACTION = 0.5
 """A thread that used this much of a core computes: what the kernel says of it is its wait for the interpreter."""
 MAX_FRAMES, MAX_ALL_FRAMES, OWN_FRAMES = 24, 64, 6
-"""Frames of a thread, and in detail; of more than that, the innermost ones and so many of the program's own."""
+"""Frames of a thread, and in detail; of more, the innermost ones and this number of the program's own."""
 MAX_THREADS, MAX_WALKED, MAX_SOURCE = 128, 256, 200
 
 OURS = "sftriage-"

@@ -14,7 +14,7 @@ from sftriage.runs.step_times import (
     LONG,
     NO_RANK,
     AttemptTimes,
-    StepTimes,
+    TimesReader,
     attempt_of,
     attempts_of,
 )
@@ -230,7 +230,7 @@ def uneven(rank, step):
 
 def test_a_run_that_grows_is_read_as_one_that_has_ended(run):
     # GIVEN logs that grow by uneven numbers of steps
-    growing = StepTimes(StepLogs(run.directory.steps))
+    growing = TimesReader(StepLogs(run.directory.steps))
     logs = [StepLog(run.directory.steps, info_of(rank, 2)) for rank in range(2)]
     seen = []
     for first, end in ((0, 30), (30, 700), (700, 1600), (1600, 1610)):
@@ -242,7 +242,7 @@ def test_a_run_that_grows_is_read_as_one_that_has_ended(run):
         log.close()
     # THEN they are what reading them at once gives
     assert seen == [(29, 30), (699, 700), (1599, 1600), (1609, 1610)]
-    (at_once,) = StepTimes(StepLogs(run.directory.steps)).read(ended=True)
+    (at_once,) = TimesReader(StepLogs(run.directory.steps)).read(ended=True)
     assert found.steps_s == pytest.approx(at_once.steps_s)
     assert found.long_E.tolist() == at_once.long_E.tolist()
     assert at_once.long_E["step"].tolist() == list(range(60, 1610, 90))
