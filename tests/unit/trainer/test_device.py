@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sftriage.trainer import device as device_times
 from sftriage.trainer import gradients, moments, monitor, recording
 from sftriage.trainer.device import IN_FLIGHT, MAX_MARKS
 from sftriage.trainer.monitor import DEVICE_ENV
@@ -39,7 +40,7 @@ def simulated(form):
         patch.setitem(sys.modules, "torch", made.in_torch)
         for module in (recording, gradients, monitor):
             patch.setattr(module, "monotonic_ns", made.host_clock)
-        patch.setattr(recording, "driver", made.functions if form == "C" else tuple)
+        patch.setattr(device_times, "driver", made.functions if form == "C" else tuple)
         yield made
     assert made.complaints == []
 
