@@ -21,7 +21,6 @@ from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import plain
 from sftriage.words import decisions, verdicts
 from sftriage.words.captures import capture_facts
-from sftriage.words.run import time_row_detail, time_row_name
 from sftriage.words.verdicts import every, milliseconds, numbers, size, slow_stage, span, subject, verdict_sentence
 
 if TYPE_CHECKING:
@@ -69,6 +68,8 @@ def frontier_table(verdict: Verdict) -> Table:
 
 def time_table(times: TimeTable) -> Table:
     """Where a run's time went."""
+    from sftriage.words.run import time_row_detail, time_row_name  # (imports msgspec)
+
     table = titled(f"Where {verdicts.lasted(times.wall_s)} went", ["", ""], ["time", "share", "rank-hours"])
     for row in times.rows:
         hours = f"{times.rank_s(row) / 3600.0:.2g}" if times.ranks else ""
