@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sftriage.policy.state import losses_of
+from sftriage.runs.timetable import Charges
 from sftriage.windows.npz import counted_of
 from sftriage.words.verdicts import verdict_sentence
 from tests.scenario import OUTSIDE, Fault, Job, every, from_step, gaussian, verdicts
@@ -37,7 +37,7 @@ def test_a_rank_that_sometimes_does_something_alone_is_named_with_its_whole_cost
     # AND what it has cost is known of all its times
     times = int(steps(300)[20:].sum())
     assert named[-1].named.alone.lost_s == pytest.approx(1.2 * times, rel=0.1)
-    assert losses_of(found).lost_s == pytest.approx(named[-1].named.alone.lost_s)
+    assert Charges.of_verdicts(found, ()).losses.lost_s == pytest.approx(named[-1].named.alone.lost_s)
     # AND the sentence has what it does, and where the others wait
     sentence = verdict_sentence(named[-1])
     assert " alone every " in sentence
