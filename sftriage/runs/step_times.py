@@ -118,7 +118,7 @@ def _own(window: Window, spent_KRS: FloatArray, known: NDArray[np.intp]) -> Floa
 def _whose(
     window: Window, ranks: Sequence[int], more_S: FloatArray, own_R: FloatArray, over_s: float
 ) -> tuple[int, str]:
-    """Whose a long step's extra time is, and the stage: all ranks' if they have most of it in one stage, or in any."""
+    """The rank that causes a long step's extra time, and the stage; `ALL_RANKS` if all of them have most of it."""
     stages, stage = window.schema.stages, int(np.argmax(more_S))
     if more_S[stage] >= MOST * over_s:
         return ALL_RANKS, stages[stage]
@@ -132,7 +132,7 @@ def _whose(
 
 
 def _noted(window: Window, ranks: Sequence[int], n: int, rank: int) -> tuple[int, str]:
-    """What the ranks note of a step, and whose its extra time is by that: a rank's that alone notes something."""
+    """The rank that causes a step's extra time, by what the ranks note of it, and that note."""
     if window.kinds is not None and window.kinds[n]:
         return rank, window.kinds[n]
     noted = [] if window.noted_NR is None else window.noted_NR[n].tolist()

@@ -80,7 +80,7 @@ class JobEnds:
             if ticks is None:
                 continue
             self._known.add(path)
-            # (in another container, the number is that of another process)
+            # (in another container, that pid belongs to another process)
             with contextlib.suppress(OSError, AttributeError):
                 if start_ticks(pid) == ticks:
                     descriptor = os.pidfd_open(pid)

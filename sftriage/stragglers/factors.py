@@ -137,7 +137,7 @@ class Factors:
 
     @cached_property
     def own_P(self) -> dict[int, FloatArray]:
-        """The level of each worker beyond that of its data-parallel rank: N × W by stage."""
+        """The level of each worker over its data-parallel rank's (N × W), by stage."""
         if not self.shares_lengths:
             return self.level_P
         return {pp: level_NW / self.common_NW for pp, level_NW in self.level_P.items()}

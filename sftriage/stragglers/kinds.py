@@ -79,7 +79,7 @@ class OperationKind:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mend:
+class ReplayedRemedy:
     """A kind, and its remedy: first ``less_TNW`` seconds less, then ``times_TNW`` as long; None changes nothing."""
 
     kind: OperationKind
@@ -125,12 +125,12 @@ def _least(kind: OperationKind, found: Slowdown) -> float:
     return max(MIN_LINK_SHARE, MIN_LINK_OF_STEP / (found.s - 1.0)) if kind.code in SYNCS else MIN_SHARE
 
 
-def step_with(operations: Operations, remedies: Sequence[Mend]) -> float:
+def step_with(operations: Operations, remedies: Sequence[ReplayedRemedy]) -> float:
     """A mean step (seconds) with some remedies applied."""
     return float(operations.replay(~NONE_11, remedied(operations, remedies)).whole_N.mean())
 
 
-def remedied(operations: Operations, remedies: Sequence[Mend]) -> AnyFloat:
+def remedied(operations: Operations, remedies: Sequence[ReplayedRemedy]) -> AnyFloat:
     """The durations with some remedies applied."""
     work_TNW = operations.work_TNW
     for remedy in remedies:
@@ -143,7 +143,7 @@ def remedied(operations: Operations, remedies: Sequence[Mend]) -> AnyFloat:
 
 
 def _shared_out(
-    operations: Operations, found: Slowdown, remedies: Sequence[Mend]
+    operations: Operations, found: Slowdown, remedies: Sequence[ReplayedRemedy]
 ) -> tuple[tuple[OperationKind, ...], float]:
     """Each kind with its Shapley share and what its remedy wins, and the step with all remedies."""
     n, before_s = len(remedies), found.step_s
@@ -167,7 +167,7 @@ def _shared_out(
     return tuple(kinds), before_s - won[whole]
 
 
-def remedies_of(operations: Operations) -> Iterator[Mend]:
+def remedies_of(operations: Operations) -> Iterator[ReplayedRemedy]:
     """The remedy of each kind whose pattern the durations show."""
     factors = Factors(operations)
     yield from _slow_places(factors)
@@ -177,16 +177,17 @@ def remedies_of(operations: Operations) -> Iterator[Mend]:
     yield from _slow_links(operations)
 
 
-def _slow_places(factors: Factors) -> Iterator[Mend]:
+def _slow_places(factors: Factors) -> Iterator[ReplayedRemedy]:
     """Workers and data-parallel ranks that are slow: their levels become those of their peers."""
     operations = factors.operations
     columns = {(column, pp): spell for column, spell in factors.slow_columns.items() for pp in operations.pp_ranks}
-    for code, slow in (("slow_worker", factors.slow_workers), ("slow_dp_rank", columns)):
-        if slow:
-            yield replaced(factors, code, slow)  # type: ignore[arg-type]
+    if factors.slow_workers:
+        yield replaced(factors, "slow_worker", factors.slow_workers)
+    if columns:
+        yield replaced(factors, "slow_dp_rank", columns)
 
 
-def replaced(factors: Factors, code: Code, slow: Mapping[Worker, Spell], part: str = "") -> Mend:
+def replaced(factors: Factors, code: Code, slow: Mapping[Worker, Spell], part: str = "") -> ReplayedRemedy:
     """Workers (column, stage) that take in their slow steps what their peers take."""
     operations = factors.operations
     times_TNW = np.ones_like(factors.ratio_TNW)
@@ -206,10 +207,12 @@ def replaced(factors: Factors, code: Code, slow: Mapping[Worker, Spell], part: s
     since = operations.steps[int(first.slow_N.argmax())] if first.from_step_on else None
     workers = tuple((int(dps[column]), pp) for column, pp in worst)
     part = part or max(over_s, key=lambda name: over_s[name])
-    return Mend(OperationKind(code, numbers=numbers, workers=workers, part=part, since=since), times_TNW=times_TNW)
+    return ReplayedRemedy(
+        OperationKind(code, numbers=numbers, workers=workers, part=part, since=since), times_TNW=times_TNW
+    )
 
 
-def _of_verdict(operations: Operations) -> Mend:
+def _of_verdict(operations: Operations) -> ReplayedRemedy:
     """The verdict's workers with what their peers take, in its part."""
     named, factors = operations.named, Factors(operations)
     assert named is not None
@@ -220,7 +223,7 @@ def _of_verdict(operations: Operations) -> Mend:
     return replace(remedy, kind=replace(remedy.kind, numbers={}))
 
 
-def _uneven_stages(factors: Factors) -> Iterator[Mend]:
+def _uneven_stages(factors: Factors) -> Iterator[ReplayedRemedy]:
     """A stage that has more to compute: layers move until all stages have equal work."""
     operations, usual_P = factors.operations, factors.usual_P
     if len(usual_P) < 2:
@@ -240,10 +243,10 @@ def _uneven_stages(factors: Factors) -> Iterator[Mend]:
     code: Code = "last_stage" if is_last else "slow_worker" if factors.columns == 1 else "slow_stage"
     numbers = {"times": 1.0 + over, "of_steps": 1.0}
     times_TNW = np.where(factors.usual_T > 0.0, times_T, 1.0).astype(factors.ratio_TNW.dtype)[:, None, None]
-    yield Mend(OperationKind(code, numbers=numbers, workers=workers), times_TNW=times_TNW)
+    yield ReplayedRemedy(OperationKind(code, numbers=numbers, workers=workers), times_TNW=times_TNW)
 
 
-def _lengths(factors: Factors) -> Iterator[Mend]:
+def _lengths(factors: Factors) -> Iterator[ReplayedRemedy]:
     """Microbatches whose forward and backward vary together: their work is shared out evenly, also across ranks."""
     lengths = factors.lengths
     if not lengths or (correlation := _correlation(factors)) < MIN_CORRELATION:
@@ -263,7 +266,7 @@ def _lengths(factors: Factors) -> Iterator[Mend]:
     for ops_M, length_NW in zip(factors.microbatches, length_MNW, strict=True):
         times_TNW[ops_M] = even_1N1[0] / length_NW
     numbers = {"forward_backward_correlation": correlation, "spread": float(length_MNW.std() / length_MNW.mean())}
-    yield Mend(OperationKind("sequence_lengths", numbers=numbers), times_TNW=times_TNW)
+    yield ReplayedRemedy(OperationKind("sequence_lengths", numbers=numbers), times_TNW=times_TNW)
 
 
 def _correlation(factors: Factors) -> float:
@@ -280,7 +283,7 @@ def _correlation(factors: Factors) -> float:
 GC_TYPE = "gc"
 
 
-def _stalls(factors: Factors) -> Iterator[Mend]:
+def _stalls(factors: Factors) -> Iterator[ReplayedRemedy]:
     """Computations that now and then take long, their microbatch's other ones not.
 
     Those in forward on many workers are the collector's: it pauses all of them in the same step. The others go.
@@ -315,7 +318,7 @@ def _stalls(factors: Factors) -> Iterator[Mend]:
         if code == "garbage_collection":
             less_TNW = less_TNW - _in_same_steps(factors, less_TNW)
         workers = (worst,) if own else ()
-        yield Mend(OperationKind(code, numbers=numbers, workers=workers, part=part), less_TNW=less_TNW)
+        yield ReplayedRemedy(OperationKind(code, numbers=numbers, workers=workers, part=part), less_TNW=less_TNW)
 
 
 def _in_same_steps(factors: Factors, less_TNW: FloatArray) -> FloatArray:
@@ -336,7 +339,7 @@ def _in_same_steps(factors: Factors, less_TNW: FloatArray) -> FloatArray:
     return moved_TNW
 
 
-def _slow_links(operations: Operations) -> Iterator[Mend]:
+def _slow_links(operations: Operations) -> Iterator[ReplayedRemedy]:
     """Transfers that take longer than on other ranks, or now and then longer than usual: they take the median."""
     for code, mixed in SYNCS.items():
         types = {i: kind for i, kind in enumerate(operations.types) if kind.communication and kind.mixed == mixed}
@@ -357,4 +360,4 @@ def _slow_links(operations: Operations) -> Iterator[Mend]:
             lost_s[part] = lost_s.get(part, 0.0) + float(less_TNW[op].mean())
         if sum(lost_s.values()) > 0.0:
             part = max(lost_s, key=lambda name: lost_s[name])
-            yield Mend(OperationKind(code, part=part), less_TNW=less_TNW)
+            yield ReplayedRemedy(OperationKind(code, part=part), less_TNW=less_TNW)

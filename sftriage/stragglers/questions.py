@@ -10,7 +10,7 @@ import numpy as np
 from sftriage.errors import UsageError
 from sftriage.stragglers.factors import Factors, Spell
 from sftriage.stragglers.graph import AnyFloat, BoolArray, Operations
-from sftriage.stragglers.kinds import Mend, OperationKind, remedied, remedies_of, replaced
+from sftriage.stragglers.kinds import OperationKind, ReplayedRemedy, remedied, remedies_of, replaced
 from sftriage.stragglers.pipeline import ALL_GATHER, REDUCE_SCATTER, SEPARATE
 from sftriage.stragglers.slowdown import NONE_11
 
@@ -99,7 +99,7 @@ def _named(operations: Operations, name: str) -> BoolArray:
     return operations.of_types(*groups[name])[:, 0]
 
 
-def _layers(operations: Operations, layers: str) -> Mend:
+def _layers(operations: Operations, layers: str) -> ReplayedRemedy:
     now, _, then = layers.rpartition(":")
     stages = operations.pp_ranks
     try:
@@ -116,10 +116,10 @@ def _layers(operations: Operations, layers: str) -> Mend:
     phased_T = np.array([operations.types[index].phase != "" for index in operations.type_T])
     times_T = np.array([times_P[int(pp)] for pp in operations.pp_TW[:, 0]])
     times_T = np.where(phased_T, times_T, 1.0).astype(operations.work_TNW.dtype)
-    return Mend(OperationKind("slow_stage"), times_TNW=times_T[:, None, None])
+    return ReplayedRemedy(OperationKind("slow_stage"), times_TNW=times_T[:, None, None])
 
 
-def _without(operations: Operations, name: str) -> Mend:
+def _without(operations: Operations, name: str) -> ReplayedRemedy:
     dps, ranks = operations.dp_TW[0].tolist(), operations.ranks
     places = {f"rank {rank}": [worker] for worker, rank in ranks.items()}
     places |= {f"dp {dp}": [(dp, pp) for pp in operations.pp_ranks] for dp in dps}

@@ -252,7 +252,7 @@ def _status_of_worker(end: RankEnd, worker: int) -> int | None:
 
 
 def with_memory(end: RankEnd, killed: Collection[int], limit_bytes: int | None, *, by_cgroup: bool) -> RankEnd:
-    """An end with whether the kernel killed its process, or that of its worker, for lack of memory.
+    """Add to an end whether the kernel killed its process, or its worker, for lack of memory.
 
     ``killed`` are processes that its log names; ``by_cgroup``: the cgroup counts such a kill.
     """

@@ -217,9 +217,9 @@ def thresholds(
 
     It is ``stalled_after_s`` as given (``policy_s``). Without it, it is ``floor_s``, or more where the job's steps or
     pauses are long; a proved hang has the lowest floor. But a stall is reported before the timeout of a collective ends
-    the job (``watchdog_s``, if that decides), unless the job has paused as long before. The timeout is that of a call
-    that was pending when it was time to report it. Without ``stalled_after_s``, an unknown one is assumed to be the
-    default.
+    the job, unless the job has paused as long before; ``watchdog_s`` is that timeout where it decides. It belongs to a
+    call that was pending when it was time to report it. Without ``stalled_after_s``, an unknown one is assumed to be
+    the default.
     """
     proved = snapshot is not None and snapshot.proved
     longest_s, allows_s = pace.longest(now_ns, *(("step", "local") if proved else (wait_state.wait,)))

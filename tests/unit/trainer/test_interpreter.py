@@ -1,4 +1,4 @@
-"""What the garbage collector and the compiler take from training is counted in the ring, at no one's request."""
+"""Time in the garbage collector and in the compiler adds up in the ring, without a request."""
 
 import gc
 import os
