@@ -23,7 +23,7 @@ import pyarrow
 from pyarrow import parquet
 
 from bench.runner import interleaved, used
-from sftriage.runs.whatif import load_operations
+from sftriage.runs.operations import load_operations
 from sftriage.stragglers.pipeline import COLUMNS
 from tests.unit.stragglers.planted import PLANTED, Job, result_of
 

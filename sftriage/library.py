@@ -14,8 +14,9 @@ from sftriage.controller.controller import settings_of, shape_of
 from sftriage.controller.replay import verdicts_and_pauses
 from sftriage.model.verdicts import Settings, Verdict
 from sftriage.model.windows import Window
+from sftriage.runs.operations import operations_of
 from sftriage.runs.recordings import RecordedRun, detection_of, load_recording
-from sftriage.runs.whatif import WhatIf, operations_of, whatif_of
+from sftriage.runs.whatif import WhatIf, whatif_of
 from sftriage.verdict.accounting import Accounting, anchored, timed
 from sftriage.windows.gather import Shape
 from sftriage.words.verdicts import verdict_sentence

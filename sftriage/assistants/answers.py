@@ -26,9 +26,10 @@ from sftriage.reports.texts import explanation_lines, manifest_lines
 from sftriage.runs.decisions import DecisionGroup, WindowRow, groups_of, why_none, window_of
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.hangs import hang_in
+from sftriage.runs.operations import operations_in
 from sftriage.runs.source import Damaged, RunSource, View
 from sftriage.runs.summary import RunSummary, advice_lines, advice_of_run, advice_values
-from sftriage.runs.whatif import operations_in, whatif_of
+from sftriage.runs.whatif import whatif_of
 from sftriage.runtime.catalogues import CatalogueCaptures, captures_of
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow
 from sftriage.traces.manifest import Manifest

@@ -23,13 +23,14 @@ from sftriage.policy.fields import size_bytes
 from sftriage.reports.texts import frontier_table, time_table, whatif_tables, windows_table
 from sftriage.runs.directory import RunDirectory, find_run
 from sftriage.runs.hangs import hang_in
+from sftriage.runs.operations import load_operations
 from sftriage.runs.recordings import RecordedRun, detection_of, load_recording
 from sftriage.runs.source import RunSource
 from sftriage.runs.step_times import TimesReader, attempt_of
 from sftriage.runs.summary import advice_lines, advice_of_run, advice_values
 from sftriage.runs.timetable import Charges, TimeTable
 from sftriage.runs.timetable import time_table as add_up
-from sftriage.runs.whatif import load_operations, trace_events, whatif_of, within
+from sftriage.runs.whatif import HOTTEST, trace_events, whatif_of
 from sftriage.stragglers.questions import Question
 from sftriage.windows.logs import StepLogs
 from sftriage.words.decisions import caused
@@ -108,10 +109,13 @@ def whatif(
     timeline: Path | None = option(
         "FILE.json[.gz]", "Write a typical step, measured and without stragglers, for Perfetto's viewer.", False
     ),
+    svg: Path | None = option("FILE.svg", "Write the heat map of all workers.", False),
     durations: list[str] | None = option(
         "--set NAME=VALUE", "Replay operations with other durations: seconds, 0.5x or ideal.", False
     ),
-    layers: str | None = option("LAYERS", "Replay with these layers on the stages (13,11, or now:then).", False),
+    layers: str | None = option(
+        "LAYERS", "Replay with these layers on the stages (13,11, or now:then; now: for the best).", False
+    ),
     without: list[str] | None = option(
         "--without NAME", "Replay a rank, dp rank or kind as if it were like its peers.", False
     ),
@@ -125,11 +129,8 @@ def whatif(
     pipeline stages. Or takes a Parquet trace of a hybrid-parallel job, with one row per operation.
     """
     operations = load_operations(paths)
-    if steps is not None:
-        operations = within(operations, *parsed("--steps", _first_and_last, steps))
-    question = Question(tuple(durations or ()), layers, tuple(without or ()))
     try:
-        shown = whatif_of(operations, question if str(question) else None)
+        shown = whatif_of(operations, Question(tuple(durations or ()), layers, tuple(without or ()), steps))
     except InputError as error:
         raise InputError(f"{paths[0]}: {error}") from error
     say(*(f"{paths[0]}: {note}" for note in shown.operations.notes))
@@ -137,6 +138,13 @@ def whatif(
         events = json.dumps(trace_events(shown.timelines())).encode()
         with refusing(str(timeline)):
             timeline.write_bytes(gzip.compress(events) if timeline.suffix == ".gz" else events)
+    if svg is not None and (slowdowns := shown.found.by_worker()):
+        from sftriage.web.charts import heat_svg
+
+        with refusing(str(svg)):
+            svg.write_text(heat_svg(slowdowns, HOTTEST), encoding="utf-8")
+    elif svg is not None:
+        say(f"{svg}: not written, as there is no slowdown to draw")
     if as_json:
         print_json(shown.values())
     else:
@@ -145,13 +153,6 @@ def whatif(
             results().print(table)
     if shown.distrust:
         raise typer.Exit(1)
-
-
-def _first_and_last(steps: str) -> tuple[int | None, int | None]:
-    first, colon, last = steps.partition(":")
-    if not colon:
-        raise ValueError("expected FIRST:LAST")
-    return int(first) if first else None, int(last) if last else None
 
 
 def advise(

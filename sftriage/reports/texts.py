@@ -338,8 +338,6 @@ def manifest_lines(manifest: Manifest) -> list[str]:
 
 
 _MAX_PARTS = 5
-NARROW_FROM = 8
-"""A heat map of more columns has no space around its cells: 80 columns have to do."""
 
 
 def whatif_tables(shown: WhatIf) -> Iterator[Table]:
@@ -357,11 +355,9 @@ def whatif_tables(shown: WhatIf) -> Iterator[Table]:
     if heat is None:
         return
     part = f", the slowest {heat.shown} of {heat.workers}" if heat.shown < heat.workers else ""
-    table = titled(f"Slowdown by worker{part}", ["stage"], [f"dp {dp}" for dp in heat.dps])
-    if len(heat.dps) > NARROW_FROM:
-        table.padding = (0, 0)
-    for pp, slowdowns in heat.rows.items():
-        table.add_row(f"pp {pp}", *map(cell, slowdowns))
+    table = titled(f"Slowdown by worker{part}", ["stage"], heat.columns)
+    for stage, slowdowns in heat.rows.items():
+        table.add_row(stage, *map(cell, slowdowns))
     yield table
     slowest = sorted(found.by_part.items(), key=lambda pair: -pair[1])[:_MAX_PARTS]
     table = titled("Slowdown by operation, all others at their ideal", ["operations"], ["slowdown", "step time"])

@@ -1,37 +1,20 @@
-"""What-if replays of recordings: their stages as operations, and the results as JSON, sentences and timelines.
+"""What-if replays: their results as JSON, sentences and timelines.
 
-`sftriage whatif`, the page and assistants use it. The replay itself is in `sftriage.stragglers`.
+`sftriage whatif`, the page and assistants use it. `runs.operations` reads recordings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sftriage.errors import InputError, UsageError
-from sftriage.model.events import WindowJudged
-from sftriage.model.verdicts import Settings, Verdict
-from sftriage.model.windows import MOST_FRACTION, Window
-from sftriage.reduce.stages import Names
-from sftriage.reduce.together import read_all, together
-from sftriage.runs.decisions import DISTURBED
-from sftriage.runs.directory import RunDirectory
-from sftriage.runs.journal import read_journal
-from sftriage.runs.recordings import detection_of, load_recording
-from sftriage.stragglers.graph import AnyFloat, Graph, NamedOperations, Operations, OpType, graph_of, timeline
+from sftriage.stragglers.graph import AnyFloat, Operations, timeline
 from sftriage.stragglers.kinds import Attribution, OperationKind, attributed
-from sftriage.stragglers.pipeline import arranged, read_rows
-from sftriage.stragglers.questions import Estimate, Question, answered
-from sftriage.stragglers.slowdown import Slowdown, replayed_as_measured, slowdown_of
-from sftriage.verdict.accounting import FloatArray, complete_steps, segments, timed
-from sftriage.verdict.units import HeldBack
-from sftriage.windows.gather import Shape
+from sftriage.stragglers.questions import Estimate, Question, answered, within
+from sftriage.stragglers.slowdown import Histogram, Slowdown, replayed_as_measured, slowdown_of
 from sftriage.words.verdicts import milliseconds, some_ranks
 
 SHOWN_WORKERS = 4
@@ -57,7 +40,8 @@ KINDS: Mapping[str, str] = {
     "slow_stage": "Stage {stage}: it computes {times:.2f} times as long as the others. Moving layers to them until "
     "all compute as long {wins}.",
     "sequence_lengths": "Sequence lengths: microbatches of one worker differ, forward and backward alike (correlation "
-    "{forward_backward_correlation:.2f}). Packing the same sequences evenly over microbatches and ranks {wins}.",
+    "{forward_backward_correlation:.2f}); a tenth take {longest_tenth:.1f} times the median or longer. Packing the "
+    "same sequences evenly over microbatches and ranks {wins}.",
     "garbage_collection": "Stalls in forward alone, now on one worker, now on another ({of_workers:.0%} of the "
     "workers, in {of_steps:.0%} of the steps), as garbage collection causes. Pausing at the end of the same "
     "steps on all ranks {wins}.",
@@ -106,8 +90,8 @@ ONE_RANK = "With one data-parallel rank, a slow worker and a stage with more to 
 NO_KIND = "No single kind accounts for it: look at the workers and operations below."
 
 
-MAX_STAGES, MAX_DP = 16, 10
-"""Maximum stages and data-parallel ranks in a heat map: the slowest are shown."""
+MAX_ROWS, MAX_COLUMNS = 16, 8
+"""Maximum rows and columns of a heat map: a stage may take several rows; of more workers it has the slowest."""
 MAX_OFF = 0.05
 """A step is not replayed as it ran if its length, or the place of a computation in it, is off by more than this."""
 MAX_STEPS_OFF = 0.1
@@ -120,15 +104,15 @@ HOTTEST = 1.5
 
 @dataclass(frozen=True, slots=True)
 class WorkerHeat:
-    """The slowdown S_w by stage (``rows``) and data-parallel rank: of ``workers`` the slowest."""
+    """The slowdown S_w by stage and data-parallel rank, row by row: of ``workers`` all, or the slowest."""
 
-    dps: tuple[int, ...]
-    rows: Mapping[int, tuple[float, ...]]
+    columns: tuple[str, ...]
+    rows: Mapping[str, tuple[float, ...]]
     workers: int
 
     @property
     def shown(self) -> int:
-        return len(self.dps) * len(self.rows)
+        return sum(map(len, self.rows.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +178,7 @@ class WhatIf:
                     "step": number,
                     "measured_s": float(found.measured_N[n]),
                     "replayed_s": float(found.replayed_N[n]),
-                    "slowdown": float(found.replayed_N[n]) / found.ideal_s if trusted else None,
+                    "slowdown": float(found.slowdown_N[n]) if trusted else None,
                     "by_dp": {str(dp): float(each_N[n]) for dp, each_N in found.by_dp_N.items()},
                     "by_stage": {str(pp): float(each_N[n]) for pp, each_N in found.by_pp_N.items()},
                     "by_operation": {part: float(each_N[n]) for part, each_N in found.by_part_N.items()},
@@ -207,6 +191,7 @@ class WhatIf:
                 for dp in operations.dp_ranks
             ],
             "worst_workers": [{"dp": dp, "pp": pp} for dp, pp in found.worst],
+            "step_slowdowns": Histogram.of(found.slowdown_N)._asdict() if trusted else None,
             "dp_ranks": [{"dp": dp, "slowdown": slowdown} for dp, slowdown in found.by_dp.items()],
             "stages": [{"pp": pp, "slowdown": slowdown} for pp, slowdown in found.by_pp.items()],
             "operations": [{"type": part, "slowdown": slowdown} for part, slowdown in found.by_part.items()],
@@ -219,6 +204,8 @@ class WhatIf:
                     "workers": [{"dp": dp, "pp": pp} for dp, pp in kind.workers],
                     "saves_last_s": kind.wins_last_s,
                     "since": kind.since,
+                    "without_replacement": [less._asdict() for less in kind.instead],
+                    "lengths": None if kind.lengths is None else kind.lengths._asdict(),
                     "operation": kind.part or None,
                     "says": self._sentence(kind),
                     "remedy": REMEDIES[kind.code],
@@ -266,6 +253,12 @@ class WhatIf:
         for kind in self.kinds:
             yield self._sentence(kind)
             yield f"  {REMEDIES[kind.code]}"
+        if shared_out:
+            half, nine = np.quantile(found.slowdown_N, (0.5, 0.9))
+            yield (
+                f"Half of the steps take at least {half:.2f} times as long as without stragglers, a tenth at least "
+                f"{nine:.2f} times, the slowest {found.slowdown_N.max():.2f} times."
+            )
         if shared_out and not self.kinds:
             yield NO_KIND
         elif self.kinds:
@@ -293,6 +286,8 @@ class WhatIf:
             wins=self._wins(kind),
             **kind.numbers,
         )
+        if kind.instead:
+            sentence = f"{sentence} {self._instead(kind)}"
         if kind.code in OF_PLACES and len(operations.dp_ranks) == 1 and len(operations.pp_ranks) > 1:
             sentence = f"{sentence} {ONE_RANK}"
         return sentence
@@ -316,19 +311,36 @@ class WhatIf:
             won = f"{won}; after the other remedies, {step(kind.wins_last_s)}"
         return won
 
+    def _instead(self, kind: OperationKind) -> str:
+        """The best without a replacement."""
+        dps, (best, *_) = dict.fromkeys(dp for dp, _ in kind.workers), kind.instead
+        places = f"data-parallel rank{'s' * (len(dps) > 1)} {', '.join(map(str, [*dps][:SHOWN_WORKERS]))}"
+        places += f" and {len(dps) - SHOWN_WORKERS} more" if len(dps) > SHOWN_WORKERS else ""
+        less = f"giving {places} {best.work:.0%} of the work of the others" if best.work else f"dropping {places}"
+        won = f"wins {step(best.wins_s)}, leaving {step(self.found.step_s - best.wins_s)}"
+        return f"Without a replacement, {less} {won}."
+
     def _saves_s(self, kind: OperationKind) -> float:
         named = self.operations.named if kind.code == "slow_worker" else None
         return max(0.0, kind.wins_s) if named is None else named.saves_s
 
     def heat(self) -> WorkerHeat | None:
         """The heat map; None if there is no slowdown to attribute."""
-        found, operations = self.found, self.operations
+        found = self.found
         if found.m_w is None:
             return None
-        by_worker = found.by_worker()
-        dps, pps = _slowest(found.by_dp, MAX_DP), _slowest(found.by_pp, MAX_STAGES)
-        rows = {pp: tuple(by_worker[dp, pp] for dp in dps) for pp in pps}
-        return WorkerHeat(tuple(dps), rows, len(operations.dp_ranks) * len(operations.pp_ranks))
+        by_worker, dps, pps = found.by_worker(), [*found.by_dp], [*found.by_pp]
+        firsts = range(0, len(dps), MAX_COLUMNS)
+        if len(firsts) == 1 or len(firsts) * len(pps) > MAX_ROWS:
+            dps, pps = _slowest(found.by_dp, MAX_COLUMNS), _slowest(found.by_pp, MAX_ROWS)
+            rows = {f"pp {pp}": tuple(by_worker[dp, pp] for dp in dps) for pp in pps}
+            return WorkerHeat(tuple(f"dp {dp}" for dp in dps), rows, len(by_worker))
+        rows = {
+            f"pp {pp}, dp {dps[k]}": tuple(by_worker[dp, pp] for dp in dps[k : k + MAX_COLUMNS])
+            for pp in pps
+            for k in firsts
+        }
+        return WorkerHeat(tuple(f"+{k}" for k in range(MAX_COLUMNS)), rows, len(by_worker))
 
     def timelines(self, most_workers: int | None = None) -> StepTimelines:
         """The step whose slowdown is nearest to the mean one, worker by worker; of many workers the slowest."""
@@ -392,6 +404,8 @@ def whatif_of(operations: Operations, question: Question | None = None) -> WhatI
         InputError: they take no time.
         UsageError: the question has an unknown name.
     """
+    if question is not None and question.steps is not None:
+        operations = within(operations, question.steps)
     if operations.off_N is not None and (off_N := operations.off_N > MAX_OFF).any():
         n_off, n_steps = int(off_N.sum()), len(off_N)
         off = f"{n_off} of {n_steps} steps do not replay as they ran (off by up to {operations.off_N.max():.0%})"
@@ -403,230 +417,11 @@ def whatif_of(operations: Operations, question: Question | None = None) -> WhatI
             )
         operations = operations.of_steps(~off_N, f"{off}: left out")
     found = slowdown_of(operations)
-    answer = None if question is None else answered(operations, question)
+    answer = answered(operations, question) if question is not None and str(question) else None
     return WhatIf(operations, found, attributed(operations, found), answer=answer)
-
-
-def within(operations: Operations, first: int | None, last: int | None) -> Operations:
-    """The operations of the steps from ``first`` to ``last``; raises UsageError if there are none."""
-    kept_N = np.array([(first is None or first <= n) and (last is None or n <= last) for n in operations.steps])
-    if not kept_N.any():
-        raise UsageError(f"no such steps; there are {operations.steps[0]} to {operations.steps[-1]}")
-    return operations.of_steps(kept_N)
 
 
 CHECK_TIMES = (
     "Check that the workers' clocks agree within 10 ms, that start_ts and duration are in seconds and precise to "
     "0.1 ms, and that no time passes outside the recorded operations."
 )
-
-
-STEPS_AT_A_TIME = 50
-"""A run is read in windows of this many steps; an incomplete one at its end is left out."""
-
-PHASES = {"forward": "forward", "backward": "backward"}
-"""Stages with these names are compared with each other."""
-
-
-def operations_in(path: Path) -> Operations:
-    """The operations of a run or an ``.npz``, from its longest sequence of consecutive steps.
-
-    If the run's newest verdict names a suspect, they are from the steps since that began.
-
-    Raises:
-        InputError: it is neither, or cannot be used.
-    """
-    verdict = _verdict(path)
-    judged = None if verdict is None else _judged(path, verdict)
-    return operations_of(_longest(path)) if judged is None else operations_of(judged, verdict)
-
-
-def _verdict(path: Path) -> Verdict | None:
-    journal = RunDirectory(path).decisions
-    if not journal.is_file():
-        return None
-    judged = (event.verdict for event in read_journal(journal) if isinstance(event, WindowJudged))
-    informative = (verdict for verdict in judged if verdict.reasons != DISTURBED)
-    newest = max(informative, key=lambda verdict: (verdict.attempt, verdict.last_step), default=None)
-    return newest if newest is not None and newest.label == "suspect" and newest.suspects[0].ranks else None
-
-
-def _judged(path: Path, verdict: Verdict) -> Window | None:
-    """The steps of a verdict from its suspect's onset; None if they are not kept."""
-    first, last, n_steps = verdict.first_step, verdict.last_step, verdict.last_step - verdict.first_step + 1
-
-    def begun(warmup_steps: int) -> Window | None:
-        """The first window of the verdict's attempt after ``warmup_steps`` steps."""
-        windows = load_recording(path).windows(Shape(n_steps, n_steps, warmup_steps))
-        return next((window for window in windows if window.attempt == verdict.attempt), None)
-
-    opening = begun(0)
-    window = None if opening is None or opening.first_step > first else begun(first - opening.first_step)
-    if window is None or (window.first_step, window.last_step) != (first, last):
-        return None
-    onset = verdict.suspects[0].onset_step
-    return window.steps(onset, last) if onset is not None and first < onset < last else window
-
-
-def _longest(path: Path) -> Window:
-    recording = load_recording(path)
-    if recording.whole is not None:
-        return recording.whole
-    shape = Shape(STEPS_AT_A_TIME, STEPS_AT_A_TIME, detection_of(path).warmup_steps)
-    stretches: list[list[Window]] = []
-    for window in recording.windows(shape):
-        before = stretches[-1][-1] if stretches else None
-        follows = before and (before.attempt, before.last_step + 1, before.schema)
-        if follows == (window.attempt, window.first_step, window.schema):
-            stretches[-1].append(window)
-        else:
-            stretches.append([window])
-    if not stretches:
-        raise InputError(f"{path}: no steps yet")
-    return Window.joined(max(stretches, key=len))
-
-
-def operations_of(window: Window, verdict: Verdict | None = None) -> Operations:
-    """A recording's stages as operations: a rank is a worker, its cohort a stage of the pipeline.
-
-    A step runs from the end of the last sync stage of the step before to that of its own, where the ranks are together;
-    the stages after it belong to the next step. Without a sync stage no rank waits for another. The suspect of the
-    ``verdict`` on these steps is the named worker.
-
-    Raises:
-        InputError: fewer than two steps in a row that are complete and ordinary.
-    """
-    clocked = timed(window, Settings())
-    window = clocked.window
-    parts, complete_N = segments(window), complete_steps(window)
-    if window.kinds is not None:
-        complete_N &= np.array([not kind for kind in window.kinds])
-    late = any(column.offset for part in parts for column in part.columns)
-    rows_N = np.flatnonzero(complete_N[1:] & complete_N[:-1]) + 1 if late else np.flatnonzero(complete_N)
-    if not len(rows_N):
-        raise InputError("no two complete, ordinary steps in a row" if late else "no complete, ordinary step")
-    workers, notes = _grid(window)
-    types, values_KNR, measured_N = _columns(window, rows_N)
-    n_columns, (n_pp, n_dp) = len(types), workers.shape
-    graph = _chains(types, n_pp)
-    ranks = {(dp, pp): int(workers[pp, dp]) for pp in range(n_pp) for dp in range(n_dp)}
-    n_left = len(complete_N) - len(rows_N) - late
-    if n_left:
-        notes = (*notes, f"{n_left} of {len(complete_N) - late} steps left out: incomplete, or of another kind")
-    if clocked.limited:
-        notes = (*notes, "by the hosts' clock only, which on devices shows launches and waiting")
-    named = None
-    if verdict is not None:
-        suspect, step_s = verdict.suspects[0], verdict.numbers.get("slow_step_s", verdict.exposed_s)
-        slow = tuple(worker for worker, rank in ranks.items() if rank in suspect.ranks)
-        held_back = suspect.by_system is not None
-        named = NamedOperations(slow, suspect.stage or "", suspect.gain_s, step_s, held_back=held_back)
-    return Operations(
-        graph=graph,
-        types=tuple(types),
-        type_T=np.tile(np.arange(n_columns), n_pp),
-        # Stage by stage its columns, and of each the ranks of that stage.
-        work_TNW=np.concatenate([values_KNR[:, :, ranks] for ranks in workers]),
-        dp_TW=np.arange(n_dp)[None, :],
-        pp_TW=np.repeat(np.arange(n_pp), n_columns)[:, None],
-        steps=tuple((window.first_step + rows_N).tolist()),
-        measured_N=measured_N,
-        chunk_T=np.zeros(n_pp * n_columns, dtype=np.intp),
-        microbatch_T=np.zeros(n_pp * n_columns, dtype=np.intp),
-        final_T=np.ones(n_pp * n_columns, dtype=np.bool_),
-        notes=notes,
-        ranks=ranks,
-        named=named,
-    )
-
-
-def _grid(window: Window) -> tuple[NDArray[np.intp], tuple[str, ...]]:
-    n_ranks = window.durations_NRS.shape[1]
-    of_rank = window.cohorts or ("",) * n_ranks
-    members = [[rank for rank in range(n_ranks) if of_rank[rank] == cohort] for cohort in dict.fromkeys(of_rank)]
-    if len({len(ranks) for ranks in members}) == 1:
-        return np.array(members, dtype=np.intp), ()
-    return np.arange(n_ranks, dtype=np.intp)[None, :], ("cohorts of different sizes: treated as one",)
-
-
-def _columns(window: Window, rows_N: NDArray[np.intp]) -> tuple[list[OpType], FloatArray, FloatArray]:
-    """The columns of all segments in order: their types, times (K × N × R), and the step times by them (N).
-
-    The time of a sync stage counts from the arrival of the last rank.
-    """
-    stages = window.schema.stages
-    types: list[OpType] = []
-    values_KNR: list[FloatArray] = []
-    measured_N = np.zeros(len(rows_N))
-    for part in segments(window):
-        arrived_NR = np.zeros((len(rows_N), part.n_ranks))
-        for column in part.local:
-            values_NR = column.at((rows_N - column.offset,))
-            arrived_NR += values_NR
-            stage = stages[column.stage]
-            name, phase = f"{stage} {len(types)}", PHASES.get(stage, "")
-            types.append(OpType(name, stage, communication=False, phase=phase, of_peers=True))
-            values_KNR.append(np.asarray(values_NR))
-        if part.own is None:
-            measured_N += arrived_NR.max(axis=1)
-            continue
-        name, left_NR = f"{stages[part.own.stage]} (together)", arrived_NR + part.own.at((rows_N - part.own.offset,))
-        measured_N += left_NR.max(axis=1)
-        together_NR = np.maximum(left_NR - arrived_NR.max(axis=1, keepdims=True), 0.0)
-        # If the last gradient is not on record, this includes what the ranks compute while they are together.
-        mixed = part.own.over_NR is None or _waits_for_cpus(window, rows_N, together_NR.max(axis=1))
-        types.append(OpType(f"{name} {len(types)}", name, communication=True, mixed=mixed))
-        values_KNR.append(together_NR)
-    return types, np.stack(values_KNR), measured_N
-
-
-def _waits_for_cpus(window: Window, rows_N: NDArray[np.intp], together_N: FloatArray) -> bool:
-    """Whether waiting for a CPU may explain most of a sync stage's time over its median."""
-    held, longer_N = HeldBack.of(window, limited=False), np.clip(together_N - np.median(together_N), 0.0, None)
-    if held is None:
-        return False
-    waits_N = (held.stopped_NR + held.waited_NR)[rows_N].max(axis=1)
-    return float(np.minimum(waits_N, longer_N).sum()) >= MOST_FRACTION * float(longer_N.sum())
-
-
-def _chains(types: list[OpType], n_pp: int) -> Graph:
-    """Each rank's columns in sequence; the ranks of all stages enter a sync stage together."""
-    n_columns = len(types)
-    chains = [range(pp * n_columns, (pp + 1) * n_columns) for pp in range(n_pp)]
-    synced = [index for index, kind in enumerate(types) if kind.communication]
-    return graph_of(
-        n_pp * n_columns,
-        [pair for chain in chains for pair in pairwise(chain)],
-        [[chain[index] for chain in chains] for index in synced],
-        [True] * len(synced),
-    )
-
-
-SUFFIX = ".parquet"
-ALONE = (SUFFIX, ".npz")
-"""Files with all ranks; any other file is one rank's trace, or an archive of several."""
-
-
-def load_operations(paths: Sequence[Path]) -> Operations:
-    """The operations of a recording, or of the heavy traces of all its ranks."""
-    if absent := [path for path in paths if not path.exists()]:
-        raise InputError(f"{absent[0]}: no such file or directory")
-    recordings = [path for path in paths if path.is_dir() or path.suffix in ALONE]
-    if not recordings:
-        reduced = read_all(paths, Names(), {})
-        if reduced.refused:
-            raise InputError("; ".join(refusal.reason for refusal in reduced.refused))
-        if len(reduced.reductions) < 2:
-            raise InputError(f"{paths[0]}: one rank's trace; a replay needs the traces of all ranks")
-        return operations_of(together(reduced.reductions))
-    if len(paths) > 1:
-        raise UsageError(f"{recordings[0]} is a recording of all ranks: pass it alone")
-    (path,) = paths
-    try:
-        if path.suffix == SUFFIX:
-            return arranged(read_rows(path))
-        return operations_in(path)
-    except InputError as error:
-        if str(error).startswith(str(path)):
-            raise
-        raise InputError(f"{path}: {error}") from error

@@ -34,6 +34,9 @@ MANY_OPS = 8
 """With this many operations of a type in a step, the level of a worker is known for that step."""
 MAD_TO_SIGMA, _MEDIAN_TO_SIGMA = 1.4826, 1.25
 
+MIN_RATIO = 1e-9
+"""A computation that took no time counts as this part of the usual time."""
+
 Worker: TypeAlias = tuple[int, int]
 
 
@@ -73,7 +76,8 @@ class Factors:
                 if (self.usual_T[ops_M] > 0.0).any():
                     self.computes[index, pp] = ops_M
         due_T = np.where(self.usual_T > 0.0, self.usual_T, 1.0)[:, None, None].astype(operations.work_TNW.dtype)
-        self.ratio_TNW = np.where(self.usual_T[:, None, None] > 0.0, operations.work_TNW / due_T, 1.0)
+        ratio_TNW = np.where(self.usual_T[:, None, None] > 0.0, operations.work_TNW / due_T, 1.0)
+        self.ratio_TNW = np.maximum(ratio_TNW, MIN_RATIO)
         self.levels = {at: _level(self.ratio_TNW[ops_M]) for at, ops_M in self.computes.items()}
 
     @cached_property
@@ -229,14 +233,15 @@ def _level(ratio_MNW: AnyFloat) -> FloatArray:
 
 
 def _sigma_of(level_PNW: FloatArray) -> float:
-    """The deviation of a worker's level from step to step, as the logarithm of a ratio."""
-    log_PNW = np.log(np.maximum(level_PNW, 1e-9))
-    return MAD_TO_SIGMA * float(np.median(np.abs(log_PNW - np.median(log_PNW, axis=1, keepdims=True))))
+    """The deviation of a worker's level from step to step, as the logarithm of a ratio: the lower median worker's."""
+    log_PNW = np.log(level_PNW)
+    away_PW = np.median(np.abs(log_PNW - np.median(log_PNW, axis=1, keepdims=True)), axis=1)
+    return MAD_TO_SIGMA * float(lower_median(away_PW.ravel()))
 
 
 def _spell(level_N: FloatArray, sigma: float) -> Spell | None:
     """Since when, or in which steps, a level is high: in most, from a step on, or now and then."""
-    log_N, n_steps = np.log(np.maximum(level_N, 1e-9)), len(level_N)
+    log_N, n_steps = np.log(level_N), len(level_N)
 
     def least(*counts: int) -> float:
         error = _MEDIAN_TO_SIGMA * sigma * float(np.sqrt(sum(1.0 / count for count in counts)))
@@ -270,15 +275,19 @@ def _change(log_N: FloatArray) -> int | None:
 
 
 def correlation_of(first_MNW: FloatArray, second_MNW: FloatArray) -> float:
-    """The correlation of two computations of the same microbatches within a step: the median worker's.
+    """The correlation of two computations of the same microbatches within a step.
 
+    It is the median worker's, each with the weight of its deviations: lengths may differ on one data-parallel rank only.
     With one or two microbatches, that over all steps.
     """
     axes = 0 if len(first_MNW) > 2 else (0, 1)
     first_MNW, second_MNW = (both - both.mean(axis=axes, keepdims=True) for both in (first_MNW, second_MNW))
     product_W = (first_MNW * second_MNW).sum(axis=(0, 1))
     scale_W = np.sqrt((first_MNW**2).sum(axis=(0, 1)) * (second_MNW**2).sum(axis=(0, 1)))
-    return float(np.median(product_W / np.where(scale_W > 0.0, scale_W, np.inf)))
+    correlation_W = product_W / np.where(scale_W > 0.0, scale_W, np.inf)
+    order_W = correlation_W.argsort()
+    upto_W = scale_W[order_W].cumsum()
+    return float(correlation_W[order_W[upto_W.searchsorted(upto_W[-1] / 2)]])
 
 
 def pairs_of(operations: Operations) -> Iterator[tuple[IndexArray, IndexArray]]:

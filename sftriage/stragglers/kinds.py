@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import factorial
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from sftriage.stragglers.factors import (
     pairs_of,
 )
 from sftriage.stragglers.graph import AnyFloat, FloatArray, IndexArray, Operations
-from sftriage.stragglers.slowdown import NONE_11, Slowdown
+from sftriage.stragglers.slowdown import NONE_11, Histogram, Slowdown
 
 Code: TypeAlias = Literal[
     "slow_worker",
@@ -50,8 +50,22 @@ MIN_STAGE_OVER = 0.1
 """A stage is slow if it computes longer than the median of the others by this fraction at least."""
 MAX_ONE_WORKERS_STALLS = 0.5
 """If one worker has more than this fraction of the stalls, they are that worker's own."""
+SLOW_PLACES = ("slow_worker", "slow_dp_rank")
+GC_TYPE = "gc"
+FIXED = ("optimizer", GC_TYPE)
+"""Computations that take as long however much work a rank has."""
 SYNCS: Mapping[Code, bool] = {"communication": False, "in_sync": True}
 """Kinds of joint work, and whether each includes what workers compute meanwhile."""
+
+
+class LessWork(NamedTuple):
+    """What slow data-parallel ranks win a step if they get less work, and the others more: no other host is needed.
+
+    ``work`` is what they get over what each of the others does: 0 if they are dropped; of several, the least.
+    """
+
+    wins_s: float
+    work: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +77,11 @@ class OperationKind:
         wins_s: what its remedy alone wins a step.
         wins_last_s: what its remedy wins a step once those of all other kinds are applied.
         numbers: the figures that decided.
+        lengths: the histogram of the microbatches' lengths over their median, for sequence lengths.
         workers: those (dp, pp) that have it.
         part: the type of operations in which it shows most.
         since: the number of the step from which it shows; None if from the first one, or now and then.
+        instead: for slow workers, what is won without a replacement, the most first.
     """
 
     code: Code
@@ -73,9 +89,11 @@ class OperationKind:
     wins_s: float = 0.0
     wins_last_s: float = 0.0
     numbers: Mapping[str, float] = field(default_factory=dict)
+    lengths: Histogram | None = None
     workers: tuple[Worker, ...] = ()
     part: str = ""
     since: int | None = None
+    instead: tuple[LessWork, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,12 +131,47 @@ def attributed(operations: Operations, found: Slowdown) -> Attribution:
     n_named = int(operations.named is not None)
     while True:
         kinds, left_s = _shared_out(operations, found, remedies)
-        small = [index for index, kind in enumerate(kinds[n_named:], n_named) if kind.share < _least(kind, found)]
+        # What wins little both beside the others and after them is jitter, and its remedy is not applied.
+        worth = [max(kind.share, kind.wins_last_s / found.lost_s) for kind in kinds]
+        small = [index for index in range(n_named, len(kinds)) if worth[index] < _least(kinds[index], found)]
         if not small:
             break
-        # What is too small to be named is jitter, and its remedy is not applied.
-        remedies.pop(min(small, key=lambda index: kinds[index].share))
+        remedies.pop(min(small, key=worth.__getitem__))
+    kinds = tuple(
+        replace(kind, instead=_less_work(operations, remedy, step_s)) if kind.code in SLOW_PLACES else kind
+        for kind, remedy in zip(kinds, remedies, strict=True)
+    )
     return Attribution((*kinds[:n_named], *sorted(kinds[n_named:], key=lambda kind: -kind.share)), left_s)
+
+
+def _less_work(operations: Operations, remedy: ReplayedRemedy, before_s: float) -> tuple[LessWork, ...]:
+    """Slow data-parallel ranks with as much work as they do in the time of the others, and without any.
+
+    A rank's pipeline gets smaller or larger microbatches: all that it computes takes as much less or more.
+    """
+    assert remedy.times_TNW is not None
+    dps, n_columns = operations.dp_TW[0].tolist(), operations.shape[2]
+    slow_W = np.isin(dps, [dp for dp, _ in remedy.kind.workers])
+    if slow_W.all():
+        return ()
+    since = remedy.kind.since
+    kept_N = np.array([since is None or number >= since for number in operations.steps])
+    scales = [index for index, kind in enumerate(operations.types) if not (kind.communication or kind.name in FIXED)]
+    scales_T = operations.of_types(*scales)[:, 0]
+    before_TKW = operations.work_TNW[:, kept_N]
+    after_TKW = before_TKW * remedy.times_TNW[:, kept_N]
+    ratio_W = np.ones(n_columns)
+    for pp in operations.pp_ranks:
+        of_stage_T = scales_T & (operations.pp_TW[:, 0] == pp)
+        then_W = after_TKW[of_stage_T].sum(axis=(0, 1))
+        ratio_W = np.maximum(ratio_W, before_TKW[of_stage_T].sum(axis=(0, 1)) / np.where(then_W > 0.0, then_W, np.inf))
+    found = []
+    for work_W in (np.where(slow_W, 1.0 / ratio_W, 1.0), np.where(slow_W, 0.0, 1.0)):
+        times_TNW = np.ones(operations.shape, dtype=operations.work_TNW.dtype)
+        times_TNW[np.ix_(scales_T, kept_N)] = work_W / work_W.mean()
+        step_s = step_with(operations, [replace(remedy, times_TNW=times_TNW)])
+        found.append(LessWork(before_s - step_s, float(work_W[slow_W].min())))
+    return tuple(sorted((less for less in found if less.wins_s > 0.0), reverse=True))
 
 
 def _least(kind: OperationKind, found: Slowdown) -> float:
@@ -265,8 +318,14 @@ def _lengths(factors: Factors) -> Iterator[ReplayedRemedy]:
     times_TNW = np.ones_like(factors.ratio_TNW)
     for ops_M, length_NW in zip(factors.microbatches, length_MNW, strict=True):
         times_TNW[ops_M] = even_1N1[0] / length_NW
-    numbers = {"forward_backward_correlation": correlation, "spread": float(length_MNW.std() / length_MNW.mean())}
-    yield ReplayedRemedy(OperationKind("sequence_lengths", numbers=numbers), times_TNW=times_TNW)
+    over_MNW = length_MNW / np.median(length_MNW)
+    numbers = {
+        "forward_backward_correlation": correlation,
+        "spread": float(length_MNW.std() / length_MNW.mean()),
+        "longest_tenth": float(np.quantile(over_MNW, 0.9)),
+    }
+    kind = OperationKind("sequence_lengths", numbers=numbers, lengths=Histogram.of(over_MNW))
+    yield ReplayedRemedy(kind, times_TNW=times_TNW)
 
 
 def _correlation(factors: Factors) -> float:
@@ -278,9 +337,6 @@ def _correlation(factors: Factors) -> float:
         correlation_of(rest_TNW[forward_M], rest_TNW[backward_M]) for forward_M, backward_M in pairs_of(operations)
     ]
     return float(np.median(found)) if found else 0.0
-
-
-GC_TYPE = "gc"
 
 
 def _stalls(factors: Factors) -> Iterator[ReplayedRemedy]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sftriage.errors import UsageError
-from sftriage.stragglers.factors import Factors, Spell
-from sftriage.stragglers.graph import AnyFloat, BoolArray, Operations
+from sftriage.stragglers.factors import Factors, Spell, lower_median
+from sftriage.stragglers.graph import AnyFloat, BoolArray, FloatArray, Operations
 from sftriage.stragglers.kinds import OperationKind, ReplayedRemedy, remedied, remedies_of, replaced
 from sftriage.stragglers.pipeline import ALL_GATHER, REDUCE_SCATTER, SEPARATE
 from sftriage.stragglers.slowdown import NONE_11
@@ -26,17 +26,20 @@ MAX_LISTED = 16
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to change; all of it together.
+    """What to change, all of it together, and in which steps.
 
     Attributes:
         durations: ``NAME=SECONDS``, ``NAME=0.5x`` (times as long) or ``NAME=ideal``.
-        layers: the layers of each stage, ``13,11``; if they are not equal now, ``12,14:13,13`` (now, then).
+        layers: the layers of each stage, ``13,11``; if they are not equal now, ``12,14:13,13`` (now, then); the best
+            then, ``12,14:``.
         without: what is to be like its peers (``rank 3``, ``dp 0``, ``dp 0 stage 1``), or a kind that the job has.
+        steps: ``FIRST:LAST``, either of which may be missing.
     """
 
     durations: Sequence[str] = ()
     layers: str | None = None
     without: Sequence[str] = ()
+    steps: str | None = None
 
     def __str__(self) -> str:
         changes = [*self.durations, *([] if self.layers is None else [f"layers {self.layers}"])]
@@ -53,12 +56,30 @@ class Estimate:
     wins_s: float
 
 
+def within(operations: Operations, steps: str) -> Operations:
+    """The operations of some steps; raises UsageError if there are none."""
+    first, colon, last = steps.partition(":")
+    try:
+        first_step, last_step = (int(text) if text else None for text in (first, last))
+    except ValueError:
+        colon = ""
+    if not colon:
+        raise UsageError(f"--steps: expected FIRST:LAST, got {steps!r}")
+    kept_N = np.array(
+        [(first_step is None or first_step <= n) and (last_step is None or n <= last_step) for n in operations.steps]
+    )
+    if not kept_N.any():
+        raise UsageError(f"no such steps; there are {operations.steps[0]} to {operations.steps[-1]}")
+    return operations.of_steps(kept_N)
+
+
 def answered(operations: Operations, question: Question) -> Estimate:
     """Replay the changes; raises UsageError, with the names that there are, for an unknown one."""
     before_s = float(operations.replay(~NONE_11).whole_N.mean())
     changes = [_without(operations, name) for name in question.without]
     if question.layers is not None:
-        changes.append(_layers(operations, question.layers))
+        moved, layers = _layers(operations, question.layers)
+        changes, question = [*changes, moved], replace(question, layers=layers)
     work_TNW = remedied(operations, changes)
     for setting in question.durations:
         work_TNW = _set(operations, setting, work_TNW)
@@ -99,24 +120,44 @@ def _named(operations: Operations, name: str) -> BoolArray:
     return operations.of_types(*groups[name])[:, 0]
 
 
-def _layers(operations: Operations, layers: str) -> ReplayedRemedy:
+def _layers(operations: Operations, layers: str) -> tuple[ReplayedRemedy, str]:
+    """Layers moved between stages, and where they are then.
+
+    All layers are alike: what a stage computes beyond the others per layer (the loss, an embedding) stays with it.
+    """
     now, _, then = layers.rpartition(":")
     stages = operations.pp_ranks
     try:
-        counts = [[float(count) for count in counts.split(",")] for counts in (then, now) if counts]
+        counts = [np.array([float(count) for count in each.split(",")]) for each in (then, now) if each]
     except ValueError:
         counts = []
-    if not counts or any(len(each) != len(stages) or min(each) <= 0 for each in counts):
+    if not counts or any(len(each) != len(stages) or each.min() <= 0.0 for each in counts):
         raise UsageError(
             f"--layers {layers}: expected the layers of {len(stages)} stages, such as 13,11 or 12,12:13,11"
         )
-    after = np.array(counts[0])
-    before = np.array(counts[1]) if len(counts) > 1 else np.full(len(stages), after.mean())
-    times_P = dict(zip(stages, after / before, strict=True))
+    factors = Factors(operations)
     phased_T = np.array([operations.types[index].phase != "" for index in operations.type_T])
-    times_T = np.array([times_P[int(pp)] for pp in operations.pp_TW[:, 0]])
+    work_P = np.array([factors.usual_T[phased_T & (factors.pp_T == pp)].sum() for pp in stages]) + 1e-9
+    before_P = counts[-1] if now else np.full(len(stages), counts[0].mean())
+    layer_P = np.minimum(work_P / before_P, lower_median(work_P / before_P))
+    after_P = counts[0] if then else _evened(work_P, before_P, layer_P)
+    times_P = dict(zip(stages, 1.0 + (after_P - before_P) * layer_P / work_P, strict=True))
+    times_T = np.array([times_P[int(pp)] for pp in factors.pp_T])
     times_T = np.where(phased_T, times_T, 1.0).astype(operations.work_TNW.dtype)
-    return ReplayedRemedy(OperationKind("slow_stage"), times_TNW=times_T[:, None, None])
+    text = layers if then else f"{layers}{','.join(f'{count:g}' for count in after_P)}"
+    return ReplayedRemedy(OperationKind("slow_stage"), times_TNW=times_T[:, None, None]), text
+
+
+def _evened(work_P: FloatArray, before_P: FloatArray, layer_P: FloatArray) -> FloatArray:
+    """Layers such that the slowest stage takes least: one after the other moves from the slowest to the fastest."""
+    work_P, after_P = work_P.copy(), before_P.copy()
+    while True:
+        slow, fast = int(work_P.argmax()), int((work_P + layer_P).argmin())
+        if after_P[slow] <= 1.0 or work_P[fast] + layer_P[fast] >= work_P[slow]:
+            return after_P
+        for stage, moved in ((slow, -1.0), (fast, 1.0)):
+            after_P[stage] += moved
+            work_P[stage] += moved * layer_P[stage]
 
 
 def _without(operations: Operations, name: str) -> ReplayedRemedy:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
 from sftriage.errors import InputError
-from sftriage.stragglers.graph import BoolArray, FloatArray, Operations
+from sftriage.stragglers.graph import AnyFloat, BoolArray, FloatArray, Operations
 
 MIN_SLOWDOWN = 1.03
 """Below this slowdown there is too little to attribute."""
@@ -22,8 +23,23 @@ WORST_PERCENT = 3
 """Percentage of the workers, and at least one, that M_W counts as slow."""
 
 
+BINS = 20
+"""Bins of a histogram."""
+
 NONE_11: BoolArray = np.zeros((1, 1), dtype=np.bool_)
 """No operation of any worker."""
+
+
+class Histogram(NamedTuple):
+    """How many of some values are in each bin: ``counts[k]`` from ``edges[k]`` to ``edges[k + 1]``."""
+
+    edges: list[float]
+    counts: list[int]
+
+    @classmethod
+    def of(cls, values: AnyFloat) -> Histogram:
+        counts, edges = np.histogram(values, bins=BINS)
+        return cls(edges.tolist(), counts.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +82,11 @@ class Slowdown:
     def s(self) -> float:
         """The slowdown S: a mean step as measured, over one without stragglers."""
         return self.step_s / self.ideal_s
+
+    @property
+    def slowdown_N(self) -> FloatArray:
+        """The slowdown of each step."""
+        return self.replayed_N / self.ideal_s
 
     @property
     def lost_s(self) -> float:

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Receive, Scope, Send
 
+from sftriage.errors import UsageError
 from sftriage.model.captures import CAPTURE_ID
 from sftriage.model.verdicts import Clock
 from sftriage.runs.captures import captures_of
@@ -25,9 +26,11 @@ from sftriage.runs.decisions import WindowRow, log_of
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.hangs import hang_rows_of
 from sftriage.runs.lateness import HeatMap, control_of
+from sftriage.runs.operations import operations_in
 from sftriage.runs.source import STALE_S, Damaged, Drawing, RunSource, StartedRuns, View
 from sftriage.runs.summary import RunSummary, captured_words
-from sftriage.runs.whatif import HOTTEST, WhatIf, operations_in, trace_events, whatif_of
+from sftriage.runs.whatif import HOTTEST, WhatIf, trace_events, whatif_of
+from sftriage.stragglers.questions import Question
 from sftriage.stragglers.slowdown import MIN_SLOWDOWN
 from sftriage.traces.manifest import Manifest
 from sftriage.trainer.sampler import FOLDED_NAME
@@ -130,15 +133,27 @@ class RunPage(Page[RunSource]):
         return Response(charts.heat.levels_GC.tobytes(), media_type="application/octet-stream")
 
     def _whatif(self, request: Request) -> Response:
-        """How long the run's steps would take without its stragglers; computed on request."""
-        view, replay = self._source.view(), self._replayed()
+        """How long the run's steps would take without its stragglers, or with the changes of a question."""
+        view, replay, chosen = self._source.view(), self._replayed(), request.query_params
+        durations, without = (
+            tuple(filter(None, map(str.strip, chosen.get(name, "").split(",")))) for name in ("set", "without")
+        )
+        question = Question(durations, chosen.get("layers") or None, without, chosen.get("steps") or None)
+        problem = ""
+        if question != Question():
+            try:
+                replay = whatif_of(replay.operations, question)
+            except UsageError as error:
+                problem = str(error)
         drawn = replay.timelines(MAX_WORKERS)
         boxes = sum(len(worker.measured) + len(worker.ideal) for worker in drawn.rows)
         return self.html(
             "whatif.html",
             view,
             replay=replay,
-            heat=replay.heat(),
+            chosen=chosen,
+            problem=problem,
+            heat=None if replay.answer else replay.heat(),
             heat_level=heat_level,
             drawn=drawn if boxes <= MAX_BOXES else None,
             parts=sorted(replay.found.by_part.items(), key=lambda part: -part[1]),

@@ -6,6 +6,7 @@ import re
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from rich.console import Console
 
 from sftriage.model.events import Pipeline, RemedyChanged
 from sftriage.reports.texts import decisions_table, windows_table
+from sftriage.runs.operations import operations_of
 from sftriage.runs.summary import RunSummary
-from sftriage.runs.whatif import operations_of, whatif_of
+from sftriage.runs.whatif import whatif_of
 from sftriage.stragglers.pipeline import COLUMNS
 from sftriage.verdict.accounting import anchored
 from sftriage.windows.npz import counted_of, load_npz
@@ -258,15 +260,29 @@ def test_a_step_that_is_not_replayed_as_it_ran_is_left_out(sftriage, traced):
     assert 10 not in [one["step"] for one in outcome.json["steps"]]
 
 
-def test_a_wide_job_shows_its_slowest_workers(sftriage, traced):
-    # GIVEN 40 data-parallel ranks, WHEN replayed, THEN the map has the slowest workers and the total
-    job = Job(stages=2, dps=40, steps=3, microbatches=4)
-    dp, _ = job.slow_worker()
-    out = sftriage("whatif", traced(job)).out
-    assert "Slowdown by worker, the slowest 20 of 80" in out
-    assert re.search(rf"dp {dp}\b", out)
-    assert "…" not in out
-    assert max(len(line) for line in out[out.index("Slowdown by worker") :].splitlines()) <= 80
+@pytest.mark.parametrize(
+    ("stages", "dps", "shown"), [(1, 64, ""), (4, 16, ""), (8, 8, ""), (2, 120, ", the slowest 16 of 240")]
+)
+def test_a_map_of_many_workers_is_readable_in_a_terminal_and_whole_as_a_drawing(
+    sftriage, traced, tmp_path, stages, dps, shown
+):
+    # GIVEN a job of many workers, one of them slow
+    job = Job(stages=stages, dps=dps, steps=3, microbatches=4)
+    dp, pp = job.slow_worker()
+    # WHEN it is replayed
+    outcome = sftriage("whatif", traced(job), "--svg", tmp_path / "map.svg")
+    # THEN 80 columns show all workers of 64, of more the slowest
+    table = outcome.out[outcome.out.index("Slowdown by worker") : outcome.out.index("Slowdown by operation")]
+    assert table.split("\n")[0].strip() == f"Slowdown by worker{shown}"
+    cells = re.findall(r" (\d\.\d\d) ", table)
+    assert len(cells) == (16 if shown else stages * dps)
+    assert "…" not in table
+    assert max(map(len, table.splitlines())) <= 80
+    # AND the drawing shows all, the slow one the reddest
+    drawn = ElementTree.parse(tmp_path / "map.svg").getroot().findall("{*}rect")
+    assert len(drawn) == stages * dps
+    reddest = min(drawn, key=lambda rect: int(rect.get("fill").split(",")[1]))
+    assert reddest.find("{*}title").text == f"dp {dp}, pp {pp}: {max(cells)}"
 
 
 def test_a_question_of_ones_own_is_answered_in_one_line(sftriage, traced):
@@ -308,6 +324,13 @@ def test_layers_of_ones_own_scale_their_stages(sftriage, traced):
     assert moved["answer"]["step_s"] == pytest.approx(moved["remedied_step_s"], rel=0.01)
     # AND equal layers, as there are if nothing else is given, change nothing
     assert sftriage("whatif", path, "--layers", "25,25", "--json").json["answer"]["wins_s"] == 0.0
+    # AND the best whole layers are found: what a stage computes besides its layers stays there
+    best = sftriage("whatif", path, "--layers", "20,30:", "--json").json["answer"]
+    assert best == moved["answer"]
+    loss = sftriage("whatif", path, "--layers", "12,12:", "--json").json["answer"]
+    assert loss["question"] == "with layers 12,12:15,9"
+    others = (sftriage("whatif", path, "--layers", f"12,12:{n},{24 - n}", "--json").json["answer"] for n in (14, 16))
+    assert all(loss["wins_s"] > other["wins_s"] > 0.0 for other in others)
 
 
 @pytest.mark.parametrize(
@@ -318,6 +341,7 @@ def test_layers_of_ones_own_scale_their_stages(sftriage, traced):
         (("--layers", "3"), "--layers 3: expected the layers of 2 stages"),
         (("--without", "rank 9"), "no such worker or kind; there are rank 0, 1, 2, 3, dp 0 to 1"),
         (("--steps", "7"), "--steps: expected FIRST:LAST"),
+        (("--layers", "a,b:"), "--layers a,b:: expected the layers of 2 stages"),
         (("--steps", "50:"), "no such steps; there are 7 to 22"),
     ],
 )
@@ -327,6 +351,48 @@ def test_a_question_with_an_unknown_name_lists_the_names(sftriage, traced, optio
     outcome = sftriage("whatif", traced(job), *options)
     assert outcome.code == 2
     assert message in outcome.err
+
+
+def test_a_slow_worker_that_stays_gets_less_work_or_is_dropped(sftriage, traced):
+    # GIVEN a job of eight data-parallel ranks, one of which has a worker that takes 1.6 times as long
+    def job():
+        return Job(stages=2, dps=8, steps=6)
+
+    slow = job()
+    dp, _ = slow.slow_worker()
+    whole = sftriage("whatif", traced(slow), "--json").json
+    (kind,) = whole["kinds"]
+    # WHEN the same job runs with that rank's work shared out, THEN it wins what the replay promises
+    for less, work in zip(kind["without_replacement"], (1 / 1.6, 0.0), strict=True):
+        assert less["work"] == pytest.approx(work, rel=0.02)
+        mended = job()
+        mended.slow_worker()
+        load = np.ones(8)
+        load[dp] = less["work"]
+        computed = np.concatenate([mended.ops("forward"), mended.ops("backward")])
+        mended.work[computed] *= load / load.mean()
+        left_s = sftriage("whatif", traced(mended), "--json").json["step_s"]
+        assert whole["step_s"] - less["wins_s"] == pytest.approx(left_s, rel=1e-6)
+    # AND the text has the best of both
+    out = sftriage("whatif", traced(slow)).out
+    assert f" Without a replacement, giving data-parallel rank {dp} 62% of the work of the others wins " in out
+
+
+def test_steps_and_lengths_are_counted(sftriage, traced):
+    # GIVEN a job of long and short sequences
+    job = Job(stages=2, dps=4, steps=12, seed=1)
+    job.sequence_lengths()
+    # WHEN it is replayed, THEN JSON has histograms of the steps' slowdowns and the microbatches' lengths
+    found = sftriage("whatif", traced(job), "--json").json
+    slowdowns = [step["slowdown"] for step in found["steps"]]
+    steps, lengths = found["step_slowdowns"], found["kinds"][0]["lengths"]
+    assert (sum(steps["counts"]), sum(lengths["counts"])) == (12, 12 * 8 * 4)
+    assert (steps["edges"][0], steps["edges"][-1]) == pytest.approx((min(slowdowns), max(slowdowns)))
+    assert lengths["edges"][0] < 1.0 < lengths["edges"][-1]
+    # AND the text has their quantiles
+    out = sftriage("whatif", traced(job)).out
+    assert f"Half of the steps take at least {np.median(slowdowns):.2f} times as long as without stragglers" in out
+    assert f"the slowest {max(slowdowns):.2f} times." in out
 
 
 def test_stages_of_a_recording_are_operations_and_its_ranks_workers(sftriage, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.runs.whatif import load_operations
+from sftriage.runs.operations import load_operations
 from sftriage.stragglers.kinds import attributed, remedies_of, step_with
 from sftriage.stragglers.pipeline import arranged
 from sftriage.stragglers.slowdown import slowdown_of

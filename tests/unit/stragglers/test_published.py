@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from sftriage.errors import InputError
-from sftriage.runs.whatif import MAX_OFF, MAX_STEPS_OFF, REMEDIES, load_operations, whatif_of
+from sftriage.runs.operations import load_operations
+from sftriage.runs.whatif import MAX_OFF, MAX_STEPS_OFF, REMEDIES, whatif_of
 from sftriage.stragglers import factors
 from sftriage.stragglers import kinds as kinds_module
 from sftriage.stragglers.kinds import attributed

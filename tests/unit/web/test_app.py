@@ -5,7 +5,7 @@ import re
 import threading
 from dataclasses import replace
 from datetime import datetime, timezone
-from html import unescape
+from html import escape, unescape
 
 import pytest
 
@@ -248,6 +248,18 @@ def test_a_step_as_measured_and_without_stragglers_is_there_for_perfetto(slow):
     assert ends[1] > ends[2] > 0.0
     waits = {one["tid"] for one in events if one["name"].startswith("waits") and one["pid"] == 1}
     assert waits == {0, 1, 3}
+
+
+def test_a_question_is_answered_on_the_page_as_by_the_command(slow, sftriage):
+    # GIVEN the page of a run, WHEN it gets a question, THEN its answer is the command's
+    said = sftriage("whatif", slow.directory.path, "--without", "rank 2", "--set", "forward=0.5x", "--steps", "150:180")
+    page = slow.get("/whatif?without=rank+2&set=forward%3D0.5x&steps=150%3A180").text
+    assert escape(said.out.strip()) in page
+    assert 'value="150:180"' in page
+    # AND an unknown name gets those there are
+    problem = slow.get("/whatif?set=network%3D0").text
+    assert "--set network: no such operations; there are backward (together), " in problem
+    assert 'id="workers"' in problem
 
 
 def test_a_run_that_cannot_be_replayed_yet_says_why(run):
