@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -38,6 +38,7 @@ MIN_RATIO = 1e-9
 """A computation that took no time counts as this part of the usual time."""
 
 Worker: TypeAlias = tuple[int, int]
+Place = TypeVar("Place")
 
 
 class Spell(NamedTuple):
@@ -56,35 +57,48 @@ class Factors:
         usual_T: what each operation usually takes: on the lower median data-parallel rank, in the median step.
         ratio_TNW: each computation over that; 1 for anything else.
         levels: the lower median ratio of a type on a worker in a step (N × W), by type and stage; usually 1.
+        usual_P: what each stage usually computes in a step, in seconds.
+        level_P: the level of each worker over all types of computations (N × W), by stage.
+        common_NW: the level that the stages of a data-parallel rank share, as lengths do: the lower median of theirs.
+        numbers_T: the microbatch of each computation, forward or backward; -1 for anything else.
         columns: W.
     """
 
     def __init__(self, operations: Operations) -> None:
         self.operations = operations
         self.pp_T: IndexArray = operations.pp_TW[:, 0]
-        n_ops, _, self.columns = operations.shape
-        self.usual_T = np.zeros(n_ops)
+        phased_T = np.array([operations.types[index].phase != "" for index in operations.type_T])
+        self.numbers_T: IndexArray = np.where(phased_T, operations.microbatch_T, -1)
+        self.columns = operations.shape[2]
+        self.common_NW = np.ones(operations.shape[1:])
+        self._compare()
+        if self.shares_lengths and np.median(self.common_NW, axis=0).max() > 1.0 + MIN_OVER:
+            # Of few data-parallel ranks, each may be the slower one in some stage.
+            self._compare()
+
+    def _compare(self) -> None:
+        """Set usual durations and levels: each data-parallel rank counts as slow as its stages are together."""
+        operations = self.operations
+        self.usual_T = np.zeros(operations.shape[0])
         self.computes: dict[tuple[int, int], IndexArray] = {}
         for index, of_type in enumerate(operations.types):
-            if of_type.communication:
-                continue
-            for pp in operations.pp_ranks:
+            for pp in operations.pp_ranks if not of_type.communication else ():
                 ops_M = np.flatnonzero((operations.type_T == index) & (self.pp_T == pp))
                 for chunk in np.unique(operations.chunk_T[ops_M]):
                     layer_M = ops_M[operations.chunk_T[ops_M] == chunk]
-                    self.usual_T[layer_M] = lower_median(np.median(operations.work_TNW[layer_M], axis=(0, 1)))
+                    work_MNW = operations.work_TNW[layer_M] / self.common_NW
+                    self.usual_T[layer_M] = lower_median(np.median(work_MNW, axis=(0, 1)))
                 if (self.usual_T[ops_M] > 0.0).any():
                     self.computes[index, pp] = ops_M
         due_T = np.where(self.usual_T > 0.0, self.usual_T, 1.0)[:, None, None].astype(operations.work_TNW.dtype)
         ratio_TNW = np.where(self.usual_T[:, None, None] > 0.0, operations.work_TNW / due_T, 1.0)
         self.ratio_TNW = np.maximum(ratio_TNW, MIN_RATIO)
-        self.levels = {at: _level(self.ratio_TNW[ops_M]) for at, ops_M in self.computes.items()}
-
-    @cached_property
-    def numbers_T(self) -> IndexArray:
-        """The microbatch of each computation, forward or backward; -1 for anything else."""
-        phased_T = np.array([self.operations.types[index].phase != "" for index in self.operations.type_T])
-        return np.where(phased_T, self.operations.microbatch_T, -1)
+        self.usual_P = {pp: float(self.usual_T[self.pp_T == pp].sum()) for pp in operations.pp_ranks}
+        self.levels = {at: _level(self.ratio_TNW[ops_M], self.common_NW) for at, ops_M in self.computes.items()}
+        self.level_P = {pp: np.zeros(operations.shape[1:]) for pp in operations.pp_ranks}
+        for (index, pp), ops_M in self.computes.items():
+            self.level_P[pp] += self.levels[index, pp] * (float(self.usual_T[ops_M].sum()) / self.usual_P[pp])
+        self.common_NW = lower_median(np.stack(list(self.level_P.values())))
 
     @cached_property
     def microbatches(self) -> tuple[IndexArray, ...]:
@@ -112,29 +126,6 @@ class Factors:
         return len(np.unique(self.numbers_T)) > 3
 
     @cached_property
-    def usual_P(self) -> dict[int, float]:
-        """What each stage usually computes in a step, in seconds."""
-        return {pp: float(self.usual_T[self.pp_T == pp].sum()) for pp in self.operations.pp_ranks}
-
-    @cached_property
-    def level_P(self) -> dict[int, FloatArray]:
-        """The level of each worker, over all types of computations: N × W by stage."""
-        levels = {}
-        for pp in self.operations.pp_ranks:
-            of_stage = {at: float(self.usual_T[ops_M].sum()) for at, ops_M in self.computes.items() if at[1] == pp}
-            total_s = sum(of_stage.values())
-            levels[pp] = sum(
-                (self.levels[at] * (usual_s / total_s) for at, usual_s in of_stage.items()),
-                start=np.zeros(self.ratio_TNW.shape[1:]),
-            )
-        return levels
-
-    @cached_property
-    def common_NW(self) -> FloatArray:
-        """The level that the stages of a data-parallel rank share, as lengths do: the lower median of theirs."""
-        return lower_median(np.stack(list(self.level_P.values())))
-
-    @cached_property
     def shares_lengths(self) -> bool:
         """Whether a data-parallel rank has several stages, which compute the same microbatches."""
         return self.has_several and len(self.operations.pp_ranks) > 1
@@ -149,27 +140,12 @@ class Factors:
     @cached_property
     def slow_workers(self) -> dict[Worker, Spell]:
         """By worker (column, stage), the steps in which it is slow."""
-        sigma = _sigma_of(np.stack(list(self.own_P.values())))
-        found = {
-            (column, pp): spell
-            for pp, own_NW in self.own_P.items()
-            for column in range(self.columns)
-            if (spell := _spell(own_NW[:, column], sigma)) is not None
-        }
-        return found if self._are_few(found) else {}
+        return _spells({(at, pp): own_N for pp, own_NW in self.own_P.items() for at, own_N in enumerate(own_NW.T)})
 
     @cached_property
     def slow_columns(self) -> dict[int, Spell]:
         """The same of whole data-parallel ranks, by column."""
-        if not self.shares_lengths:
-            return {}
-        sigma = _sigma_of(self.common_NW[None])
-        spells = ((column, _spell(self.common_NW[:, column], sigma)) for column in range(self.columns))
-        found = {column: spell for column, spell in spells if spell is not None}
-        return found if len(found) <= MAX_SLOW_WORKERS * self.columns else {}
-
-    def _are_few(self, found: Mapping[Worker, Spell]) -> bool:
-        return len(found) <= MAX_SLOW_WORKERS * self.columns * len(self.operations.pp_ranks)
+        return _spells(dict(enumerate(self.common_NW.T))) if self.shares_lengths else {}
 
     @cached_property
     def level_TNW(self) -> FloatArray:
@@ -179,10 +155,9 @@ class Factors:
             if self.has_several:
                 level_TNW[ops_M] = self.levels[index, pp]
                 continue
-            for column in range(self.columns):
-                if (spell := self.slow_workers.get((column, pp))) is not None:
-                    slowed_N = self.slowed_N(index, pp, column, spell)
-                    level_TNW[ops_M, :, column] = slowed_N
+            for (column, stage), spell in self.slow_workers.items():
+                if stage == pp:
+                    level_TNW[ops_M, :, column] = self.slowed_N(index, pp, column, spell)
         return level_TNW
 
     def slowed_N(self, index: int, pp: int, column: int, spell: Spell) -> FloatArray:
@@ -227,21 +202,36 @@ def lower_median(values: AnyFloat) -> FloatArray:
     return np.asarray(np.partition(values, middle, axis=0)[middle])
 
 
-def _level(ratio_MNW: AnyFloat) -> FloatArray:
+def _level(ratio_MNW: AnyFloat, common_NW: FloatArray) -> FloatArray:
     level_NW = lower_median(ratio_MNW)
-    return level_NW / float(lower_median(np.median(level_NW, axis=0)))
+    # Where microbatches differ, the lower of two is less than the usual one: that is no faster worker.
+    level_NW = level_NW * (np.median(ratio_MNW, axis=(0, 1)) / np.median(level_NW, axis=0))
+    return level_NW / float(lower_median(np.median(level_NW / common_NW, axis=0)))
 
 
-def _sigma_of(level_PNW: FloatArray) -> float:
-    """The deviation of a worker's level from step to step, as the logarithm of a ratio: the lower median worker's."""
-    log_PNW = np.log(level_PNW)
-    away_PW = np.median(np.abs(log_PNW - np.median(log_PNW, axis=1, keepdims=True)), axis=1)
-    return MAD_TO_SIGMA * float(lower_median(away_PW.ravel()))
+def _spells(levels: Mapping[Place, FloatArray]) -> dict[Place, Spell]:
+    """The places whose level (N) is high, and when; none if these are most."""
+    log_KN = np.log(list(levels.values()))
+    sigma_K = np.array([_deviation(log_N) for log_N in log_KN])
+    # A place that varies little is compared with others that vary more.
+    sigma_K = np.maximum(sigma_K, np.median(sigma_K))
+    spells = {place: _spell(*of_place) for place, *of_place in zip(levels, log_KN, sigma_K.tolist(), strict=True)}
+    found = {place: spell for place, spell in spells.items() if spell is not None}
+    return found if len(found) <= MAX_SLOW_WORKERS * len(levels) else {}
 
 
-def _spell(level_N: FloatArray, sigma: float) -> Spell | None:
-    """Since when, or in which steps, a level is high: in most, from a step on, or now and then."""
-    log_N, n_steps = np.log(level_N), len(level_N)
+def _deviation(log_N: FloatArray) -> float:
+    """How much a level varies from step to step, apart from being high now and then, or from a step on."""
+    k, median = _change(log_N), float(np.median(log_N))
+    ways = [log_N[log_N <= median] - median]
+    if k is not None:
+        ways.append(np.concatenate([part_N - np.median(part_N) for part_N in (log_N[:k], log_N[k:])]))
+    return MAD_TO_SIGMA * min(float(np.median(np.abs(away_N))) for away_N in ways)
+
+
+def _spell(log_N: FloatArray, sigma: float) -> Spell | None:
+    """Since when, or in which steps, the logarithm of a level is high: in most, from a step on, or now and then."""
+    n_steps, steps_N = len(log_N), np.arange(len(log_N))
 
     def least(*counts: int) -> float:
         error = _MEDIAN_TO_SIGMA * sigma * float(np.sqrt(sum(1.0 / count for count in counts)))
@@ -253,12 +243,13 @@ def _spell(level_N: FloatArray, sigma: float) -> Spell | None:
         steady = (log_N[:k] < middle).mean() >= 0.9 and (log_N[k:] > middle).mean() >= 0.9
         rises = after - before >= max(least(k, n_steps - k), after / 2)
         if steady and rises and after >= least(n_steps - k):
-            return Spell(np.arange(n_steps) >= k, float(np.exp(after)), from_step_on=True)
-    if float(np.median(log_N)) >= least(n_steps):
-        return Spell(np.ones(n_steps, dtype=np.bool_), float(np.exp(np.median(log_N))), from_step_on=False)
+            return Spell(steps_N >= k, float(np.exp(after)), from_step_on=True)
+    median = float(np.median(log_N))
+    if median >= least(n_steps):
+        return Spell(steps_N >= 0, float(np.exp(median)), from_step_on=False)
     slow_N = log_N > max(float(np.log1p(2 * MIN_OVER)), MIN_SIGMAS * sigma)
     if slow_N.sum() >= MIN_SLOW_STEPS:
-        return Spell(slow_N, float(np.median(level_N[slow_N])), from_step_on=False)
+        return Spell(slow_N, float(np.exp(np.median(log_N[slow_N]))), from_step_on=False)
     return None
 
 
@@ -277,7 +268,7 @@ def _change(log_N: FloatArray) -> int | None:
 def correlation_of(first_MNW: FloatArray, second_MNW: FloatArray) -> float:
     """The correlation of two computations of the same microbatches within a step.
 
-    It is the median worker's, each with the weight of its deviations: lengths may differ on one data-parallel rank only.
+    It is the median worker's, weighted by deviations: lengths may differ on one data-parallel rank only.
     With one or two microbatches, that over all steps.
     """
     axes = 0 if len(first_MNW) > 2 else (0, 1)
