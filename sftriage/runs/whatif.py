@@ -14,7 +14,7 @@ import numpy as np
 from sftriage.stragglers.graph import AnyFloat, Operations, timeline
 from sftriage.stragglers.kinds import Attribution, OperationKind, attributed
 from sftriage.stragglers.questions import Estimate, Question, answered, within
-from sftriage.stragglers.slowdown import Histogram, Slowdown, replayed_as_measured, slowdown_of
+from sftriage.stragglers.slowdown import Slowdown, histogram_of, replayed_as_measured, slowdown_of
 from sftriage.words.verdicts import milliseconds, some_ranks
 
 SHOWN_WORKERS = 4
@@ -191,7 +191,7 @@ class WhatIf:
                 for dp in operations.dp_ranks
             ],
             "worst_workers": [{"dp": dp, "pp": pp} for dp, pp in found.worst],
-            "step_slowdowns": Histogram.of(found.slowdown_N)._asdict() if trusted else None,
+            "step_slowdowns": histogram_of(found.slowdown_N) if trusted else None,
             "dp_ranks": [{"dp": dp, "slowdown": slowdown} for dp, slowdown in found.by_dp.items()],
             "stages": [{"pp": pp, "slowdown": slowdown} for pp, slowdown in found.by_pp.items()],
             "operations": [{"type": part, "slowdown": slowdown} for part, slowdown in found.by_part.items()],
@@ -205,7 +205,7 @@ class WhatIf:
                     "saves_last_s": kind.wins_last_s,
                     "since": kind.since,
                     "without_replacement": [less._asdict() for less in kind.instead],
-                    "lengths": None if kind.lengths is None else kind.lengths._asdict(),
+                    "lengths": kind.lengths,
                     "operation": kind.part or None,
                     "says": self._sentence(kind),
                     "remedy": REMEDIES[kind.code],
@@ -254,11 +254,8 @@ class WhatIf:
             yield self._sentence(kind)
             yield f"  {REMEDIES[kind.code]}"
         if shared_out:
-            half, nine = np.quantile(found.slowdown_N, (0.5, 0.9))
-            yield (
-                f"Half of the steps take at least {half:.2f} times as long as without stragglers, a tenth at least "
-                f"{nine:.2f} times, the slowest {found.slowdown_N.max():.2f} times."
-            )
+            half, tenth, slowest = np.quantile(found.slowdown_N, (0.5, 0.9, 1.0))
+            yield f"Slowdown of the steps: median {half:.2f}, a tenth over {tenth:.2f}, the slowest {slowest:.2f}."
         if shared_out and not self.kinds:
             yield NO_KIND
         elif self.kinds:
@@ -313,12 +310,11 @@ class WhatIf:
 
     def _instead(self, kind: OperationKind) -> str:
         """The best without a replacement."""
-        dps, (best, *_) = dict.fromkeys(dp for dp, _ in kind.workers), kind.instead
-        places = f"data-parallel rank{'s' * (len(dps) > 1)} {', '.join(map(str, [*dps][:SHOWN_WORKERS]))}"
-        places += f" and {len(dps) - SHOWN_WORKERS} more" if len(dps) > SHOWN_WORKERS else ""
-        less = f"giving {places} {best.work:.0%} of the work of the others" if best.work else f"dropping {places}"
+        best, several = kind.instead[0], len({dp for dp, _ in kind.workers}) > 1
+        less = f"giving {best.work:.0%} of the others' work to" if best.work else "dropping"
+        ranks = "those data-parallel ranks" if several else "that data-parallel rank"
         won = f"wins {step(best.wins_s)}, leaving {step(self.found.step_s - best.wins_s)}"
-        return f"Without a replacement, {less} {won}."
+        return f"Without a replacement, {less} {ranks} {won}."
 
     def _saves_s(self, kind: OperationKind) -> float:
         named = self.operations.named if kind.code == "slow_worker" else None

@@ -27,7 +27,7 @@ MAX_SLOW_WORKERS = 0.5
 MIN_CORRELATION = 0.9
 """From this correlation on, a microbatch's forward and backward vary together, as sequence lengths cause."""
 MIN_SHARED = 0.5
-"""From this correlation on, two stages compute the same microbatches."""
+"""Below this correlation, two stages compute other microbatches."""
 STALL_RATIO, STALL_SIGMAS = 0.2, 6.0
 """A computation stalls if it exceeds what is due by both this ratio and this many deviations."""
 MANY_OPS = 8
@@ -62,14 +62,17 @@ class Factors:
         common_NW: the level that the stages of a data-parallel rank share, as lengths do: the lower median of theirs.
         numbers_T: the microbatch of each computation, forward or backward; -1 for anything else.
         columns: W.
+        has_several: whether a step has enough microbatches for their median to show the level of a worker.
+        shares_lengths: whether a data-parallel rank has several stages, which compute the same microbatches.
     """
 
     def __init__(self, operations: Operations) -> None:
         self.operations = operations
         self.pp_T: IndexArray = operations.pp_TW[:, 0]
-        phased_T = np.array([operations.types[index].phase != "" for index in operations.type_T])
-        self.numbers_T: IndexArray = np.where(phased_T, operations.microbatch_T, -1)
+        self.numbers_T: IndexArray = np.where(operations.phase_T != "", operations.microbatch_T, -1)
         self.columns = operations.shape[2]
+        self.has_several = len(np.unique(self.numbers_T)) > 3
+        self.shares_lengths = self.has_several and len(operations.pp_ranks) > 1
         self.common_NW = np.ones(operations.shape[1:])
         self._compare()
         if self.shares_lengths and np.median(self.common_NW, axis=0).max() > 1.0 + MIN_OVER:
@@ -95,7 +98,7 @@ class Factors:
         self.ratio_TNW = np.maximum(ratio_TNW, MIN_RATIO)
         self.usual_P = {pp: float(self.usual_T[self.pp_T == pp].sum()) for pp in operations.pp_ranks}
         self.levels = {at: _level(self.ratio_TNW[ops_M], self.common_NW) for at, ops_M in self.computes.items()}
-        self.level_P = {pp: np.zeros(operations.shape[1:]) for pp in operations.pp_ranks}
+        self.level_P = {pp: np.full(operations.shape[1:], float(not self.usual_P[pp])) for pp in operations.pp_ranks}
         for (index, pp), ops_M in self.computes.items():
             self.level_P[pp] += self.levels[index, pp] * (float(self.usual_T[ops_M].sum()) / self.usual_P[pp])
         self.common_NW = lower_median(np.stack(list(self.level_P.values())))
@@ -111,31 +114,16 @@ class Factors:
         if self.shares_lengths:
             # A recording of which the stages do not belong together: there each stage has its own lengths.
             ends = (np.stack([lower_median(self.ratio_TNW[ops_M]) for ops_M in by_stage[at]]) for at in (0, -1))
-            both = next(pairs_of(self.operations), None)
-            if (
-                both
-                and correlation_of(*ends) < 0.5
-                and correlation_of(*map(self.ratio_TNW.__getitem__, both)) >= MIN_CORRELATION
-            ):
+            both = next(([self.ratio_TNW[ops_M] for ops_M in pair] for pair in pairs_of(self.operations)), None)
+            if both and correlation_of(*both) >= MIN_CORRELATION and correlation_of(*ends) < MIN_SHARED:
                 return tuple(ops_M for stage in by_stage for ops_M in stage)
         return tuple(np.concatenate(stages) for stages in zip(*by_stage, strict=True))
 
     @cached_property
-    def has_several(self) -> bool:
-        """Whether a step has enough microbatches for their median to show the level of a worker."""
-        return len(np.unique(self.numbers_T)) > 3
-
-    @cached_property
-    def shares_lengths(self) -> bool:
-        """Whether a data-parallel rank has several stages, which compute the same microbatches."""
-        return self.has_several and len(self.operations.pp_ranks) > 1
-
-    @cached_property
     def own_P(self) -> dict[int, FloatArray]:
         """The level of each worker over its data-parallel rank's (N × W), by stage."""
-        if not self.shares_lengths:
-            return self.level_P
-        return {pp: level_NW / self.common_NW for pp, level_NW in self.level_P.items()}
+        common_NW = self.common_NW if self.shares_lengths else 1.0
+        return {pp: level_NW / common_NW for pp, level_NW in self.level_P.items()}
 
     @cached_property
     def slow_workers(self) -> dict[Worker, Spell]:
@@ -214,7 +202,7 @@ def _spells(levels: Mapping[Place, FloatArray]) -> dict[Place, Spell]:
     log_KN = np.log(list(levels.values()))
     sigma_K = np.array([_deviation(log_N) for log_N in log_KN])
     # A place that varies little is compared with others that vary more.
-    sigma_K = np.maximum(sigma_K, np.median(sigma_K))
+    sigma_K = np.maximum(sigma_K, np.sort(sigma_K)[len(sigma_K) // 2])
     spells = {place: _spell(*of_place) for place, *of_place in zip(levels, log_KN, sigma_K.tolist(), strict=True)}
     found = {place: spell for place, spell in spells.items() if spell is not None}
     return found if len(found) <= MAX_SLOW_WORKERS * len(levels) else {}
@@ -284,10 +272,9 @@ def correlation_of(first_MNW: FloatArray, second_MNW: FloatArray) -> float:
 def pairs_of(operations: Operations) -> Iterator[tuple[IndexArray, IndexArray]]:
     """Forward and backward of the same microbatches, by stage and chunk."""
     by_layer: dict[tuple[int, int], dict[str, dict[int, int]]] = {}
-    for op, (index, pp, chunk, number) in enumerate(
-        zip(operations.type_T, operations.pp_TW[:, 0], operations.chunk_T, operations.microbatch_T, strict=True)
-    ):
-        if phase := operations.types[index].phase:
+    of_op = zip(operations.phase_T, operations.pp_TW[:, 0], operations.chunk_T, operations.microbatch_T, strict=True)
+    for op, (phase, pp, chunk, number) in enumerate(of_op):
+        if phase:
             by_layer.setdefault((int(pp), int(chunk)), {}).setdefault(phase, {})[int(number)] = op
     for phases in by_layer.values():
         forward, backward = phases.get("forward", {}), phases.get("backward", {})

@@ -282,6 +282,11 @@ class Operations:
         """The pipeline-parallel ranks: the stages."""
         return tuple(np.unique(self.pp_TW).tolist())
 
+    @cached_property
+    def phase_T(self) -> NDArray[np.str_]:
+        """The phase of each operation's type."""
+        return np.array([self.types[index].phase for index in self.type_T])
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self.work_TNW.shape
@@ -312,10 +317,6 @@ class Operations:
         for dp, pp in workers:
             of_TW = of_TW | ((self.dp_TW == dp) & (self.pp_TW == pp))
         return of_TW
-
-    def at_ideal(self, fixed_TW: BoolArray) -> AnyFloat:
-        """The measured durations, with some operations at their ideal (T × N × W)."""
-        return np.where(fixed_TW[:, None, :], self.ideal_T.astype(self.work_TNW.dtype)[:, None, None], self.work_TNW)
 
     def replay(self, kept_TW: BoolArray, work_TNW: AnyFloat | None = None) -> Spans:
         """Replay all steps: operations in ``kept_TW`` as measured (or as in ``work_TNW``), others at their ideal."""

@@ -27,7 +27,7 @@ from sftriage.stragglers.factors import (
     pairs_of,
 )
 from sftriage.stragglers.graph import AnyFloat, FloatArray, IndexArray, Operations
-from sftriage.stragglers.slowdown import NONE_11, Histogram, Slowdown
+from sftriage.stragglers.slowdown import NONE_11, Slowdown, histogram_of
 
 Code: TypeAlias = Literal[
     "slow_worker",
@@ -89,7 +89,7 @@ class OperationKind:
     wins_s: float = 0.0
     wins_last_s: float = 0.0
     numbers: Mapping[str, float] = field(default_factory=dict)
-    lengths: Histogram | None = None
+    lengths: Mapping[str, list[float]] | None = None
     workers: tuple[Worker, ...] = ()
     part: str = ""
     since: int | None = None
@@ -124,11 +124,11 @@ def attributed(operations: Operations, found: Slowdown) -> Attribution:
     if found.m_w is None:
         return Attribution((), step_s)
     remedies = list(remedies_of(operations))
-    if operations.named is not None:
-        own = _of_verdict(operations)
-        known = {"slow_worker", *(SYNCS if operations.named.held_back else ())}
+    if (named := operations.named) is not None:
+        own = like_peers(operations, named.workers, named.part)
+        known = {"slow_worker", *(SYNCS if named.held_back else ())}
         remedies = [own, *(remedy for remedy in remedies if remedy.kind.code not in known)]
-    n_named = int(operations.named is not None)
+    n_named = int(named is not None)
     while True:
         kinds, left_s = _shared_out(operations, found, remedies)
         # What wins little both beside the others and after them is jitter, and its remedy is not applied.
@@ -150,24 +150,21 @@ def _less_work(operations: Operations, remedy: ReplayedRemedy, before_s: float) 
     A rank's pipeline gets smaller or larger microbatches: all that it computes takes as much less or more.
     """
     assert remedy.times_TNW is not None
-    dps, n_columns = operations.dp_TW[0].tolist(), operations.shape[2]
-    slow_W = np.isin(dps, [dp for dp, _ in remedy.kind.workers])
+    work_TNW, since = operations.work_TNW, remedy.kind.since
+    slow_W = np.isin(operations.dp_TW[0], [dp for dp, _ in remedy.kind.workers])
     if slow_W.all():
         return ()
-    since = remedy.kind.since
-    kept_N = np.array([since is None or number >= since for number in operations.steps])
+    kept_N = np.array(operations.steps) >= (operations.steps[0] if since is None else since)
     scales = [index for index, kind in enumerate(operations.types) if not (kind.communication or kind.name in FIXED)]
     scales_T = operations.of_types(*scales)[:, 0]
-    before_TKW = operations.work_TNW[:, kept_N]
-    after_TKW = before_TKW * remedy.times_TNW[:, kept_N]
-    ratio_W = np.ones(n_columns)
+    ratio_W = np.ones(len(slow_W))
     for pp in operations.pp_ranks:
-        of_stage_T = scales_T & (operations.pp_TW[:, 0] == pp)
-        then_W = after_TKW[of_stage_T].sum(axis=(0, 1))
-        ratio_W = np.maximum(ratio_W, before_TKW[of_stage_T].sum(axis=(0, 1)) / np.where(then_W > 0.0, then_W, np.inf))
+        stage = np.ix_(scales_T & (operations.pp_TW[:, 0] == pp), kept_N)
+        then_W = (work_TNW[stage] * remedy.times_TNW[stage]).sum(axis=(0, 1))
+        ratio_W = np.maximum(ratio_W, work_TNW[stage].sum(axis=(0, 1)) / np.where(then_W > 0.0, then_W, np.inf))
     found = []
     for work_W in (np.where(slow_W, 1.0 / ratio_W, 1.0), np.where(slow_W, 0.0, 1.0)):
-        times_TNW = np.ones(operations.shape, dtype=operations.work_TNW.dtype)
+        times_TNW = np.ones_like(work_TNW)
         times_TNW[np.ix_(scales_T, kept_N)] = work_W / work_W.mean()
         step_s = step_with(operations, [replace(remedy, times_TNW=times_TNW)])
         found.append(LessWork(before_s - step_s, float(work_W[slow_W].min())))
@@ -235,12 +232,12 @@ def _slow_places(factors: Factors) -> Iterator[ReplayedRemedy]:
     operations = factors.operations
     columns = {(column, pp): spell for column, spell in factors.slow_columns.items() for pp in operations.pp_ranks}
     if factors.slow_workers:
-        yield replaced(factors, "slow_worker", factors.slow_workers)
+        yield _replaced(factors, "slow_worker", factors.slow_workers)
     if columns:
-        yield replaced(factors, "slow_dp_rank", columns)
+        yield _replaced(factors, "slow_dp_rank", columns)
 
 
-def replaced(factors: Factors, code: Code, slow: Mapping[Worker, Spell], part: str = "") -> ReplayedRemedy:
+def _replaced(factors: Factors, code: Code, slow: Mapping[Worker, Spell], part: str = "") -> ReplayedRemedy:
     """Workers (column, stage) that take in their slow steps what their peers take."""
     operations = factors.operations
     times_TNW = np.ones_like(factors.ratio_TNW)
@@ -265,14 +262,11 @@ def replaced(factors: Factors, code: Code, slow: Mapping[Worker, Spell], part: s
     )
 
 
-def _of_verdict(operations: Operations) -> ReplayedRemedy:
-    """The verdict's workers with what their peers take, in its part."""
-    named, factors = operations.named, Factors(operations)
-    assert named is not None
+def like_peers(operations: Operations, workers: Sequence[tuple[int, int]], part: str = "") -> ReplayedRemedy:
+    """Workers (dp, pp) that take in all steps what their peers take; ``part`` is where they are slow."""
     whole = Spell(np.ones(len(operations.steps), dtype=np.bool_), 1.0, from_step_on=False)
     dps = operations.dp_TW[0].tolist()
-    slow = {(dps.index(dp), pp): whole for dp, pp in named.workers}
-    remedy = replaced(factors, "slow_worker", slow, named.part)
+    remedy = _replaced(Factors(operations), "slow_worker", {(dps.index(dp), pp): whole for dp, pp in workers}, part)
     return replace(remedy, kind=replace(remedy.kind, numbers={}))
 
 
@@ -282,19 +276,17 @@ def _uneven_stages(factors: Factors) -> Iterator[ReplayedRemedy]:
     if len(usual_P) < 2:
         return
     slowest = max(usual_P, key=lambda pp: usual_P[pp])
-    over = usual_P[slowest] / float(np.median([usual_s for pp, usual_s in usual_P.items() if pp != slowest])) - 1.0
-    if over < MIN_STAGE_OVER:
+    times = usual_P[slowest] / float(np.median([usual_s for pp, usual_s in usual_P.items() if pp != slowest]))
+    if times < 1.0 + MIN_STAGE_OVER:
         return
-    is_last = slowest == operations.pp_ranks[-1]
+    code: Code = "last_stage" if slowest == operations.pp_ranks[-1] else "slow_stage"
     mean_s = float(np.mean(list(usual_P.values())))
     times_T = np.array([mean_s / usual_P[int(pp)] for pp in factors.pp_T])
     workers = tuple((int(dp), slowest) for dp in operations.dp_ranks)
-    if factors.columns == 1 and not is_last:
+    if factors.columns == 1 and code == "slow_stage":
         # One worker: far more often it is broken than its stage has more to compute.
-        others_s = float(np.median([usual_s for pp, usual_s in usual_P.items() if pp != slowest]))
-        times_T = np.where(factors.pp_T == slowest, others_s / usual_P[slowest], 1.0)
-    code: Code = "last_stage" if is_last else "slow_worker" if factors.columns == 1 else "slow_stage"
-    numbers = {"times": 1.0 + over, "of_steps": 1.0}
+        code, times_T = "slow_worker", np.where(factors.pp_T == slowest, 1.0 / times, 1.0)
+    numbers = {"times": times, "of_steps": 1.0}
     times_TNW = np.where(factors.usual_T > 0.0, times_T, 1.0).astype(factors.ratio_TNW.dtype)[:, None, None]
     yield ReplayedRemedy(OperationKind(code, numbers=numbers, workers=workers), times_TNW=times_TNW)
 
@@ -324,7 +316,7 @@ def _lengths(factors: Factors) -> Iterator[ReplayedRemedy]:
         "spread": float(length_MNW.std() / length_MNW.mean()),
         "longest_tenth": float(np.quantile(over_MNW, 0.9)),
     }
-    kind = OperationKind("sequence_lengths", numbers=numbers, lengths=Histogram.of(over_MNW))
+    kind = OperationKind("sequence_lengths", numbers=numbers, lengths=histogram_of(over_MNW))
     yield ReplayedRemedy(kind, times_TNW=times_TNW)
 
 
@@ -347,33 +339,27 @@ def _stalls(factors: Factors) -> Iterator[ReplayedRemedy]:
     operations = factors.operations
     usual_T11 = factors.usual_T.astype(factors.ratio_TNW.dtype)[:, None, None]
     stalled_TNW = factors.stalled_TNW * factors.level_TNW * factors.length_TNW * usual_T11
-    phase_T = np.array([operations.types[index].phase for index in operations.type_T])
     collector_T = np.array([operations.types[index].name == GC_TYPE for index in operations.type_T])
     for phase in ("forward", "backward"):
-        ops_T = phase_T == phase
-        less_TNW = np.where(ops_T[:, None, None], stalled_TNW, 0.0)
+        less_TNW = np.where((operations.phase_T == phase)[:, None, None], stalled_TNW, 0.0)
         if phase == "forward":
             less_TNW[collector_T] = operations.work_TNW[collector_T]
-        by_worker = {
-            (int(operations.dp_TW[0, column]), pp): less_TNW[factors.pp_T == pp, :, column].sum()
-            for pp in operations.pp_ranks
-            for column in range(factors.columns)
-        }
-        if (total_s := float(sum(by_worker.values()))) <= 0.0:
+        lost_PW = np.stack([less_TNW[factors.pp_T == pp].sum(axis=(0, 1)) for pp in operations.pp_ranks])
+        if not lost_PW.any():
             continue
-        worst = max(by_worker, key=lambda worker: by_worker[worker])
-        most = float(by_worker[worst]) / total_s
-        own = most > max(MAX_ONE_WORKERS_STALLS, 1.5 / len(by_worker))
+        stage, column = divmod(int(lost_PW.argmax()), factors.columns)
+        most = float(lost_PW.max() / lost_PW.sum())
+        own = most > max(MAX_ONE_WORKERS_STALLS, 1.5 / lost_PW.size)
         code: Code = "garbage_collection" if phase == "forward" and not own else "stalls"
         numbers = {
             "of_steps": float((less_TNW > 0.0).any(axis=(0, 2)).mean()),
-            "of_workers": sum(1 for seconds in by_worker.values() if seconds > 0.0) / len(by_worker),
+            "of_workers": float((lost_PW > 0.0).mean()),
             "most_of_one_worker": most,
         }
         part = next(kind.part for kind in operations.types if kind.phase == phase)
         if code == "garbage_collection":
             less_TNW = less_TNW - _in_same_steps(factors, less_TNW)
-        workers = (worst,) if own else ()
+        workers = ((int(operations.dp_TW[0, column]), operations.pp_ranks[stage]),) if own else ()
         yield ReplayedRemedy(OperationKind(code, numbers=numbers, workers=workers, part=part), less_TNW=less_TNW)
 
 

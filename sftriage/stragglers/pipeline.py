@@ -435,7 +435,7 @@ def _operations(
 
 def _replay_errors(operations: Operations, end_TNW: AnyFloat) -> FloatArray:
     """How far the replay of each step is from its recording: the length of the step, or the place of a computation."""
-    computes_T = np.array([operations.types[index].phase != "" for index in operations.type_T])
+    computes_T = operations.phase_T != ""
     measured_N, off_N = operations.measured_N, np.empty(len(operations.steps))
     for batch in batches(*operations.shape):
         start_TBW, replayed_TBW = timeline(operations.graph, operations.work_TNW[:, batch])

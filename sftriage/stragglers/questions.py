@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sftriage.errors import UsageError
-from sftriage.stragglers.factors import Factors, Spell, lower_median
+from sftriage.stragglers.factors import Factors, lower_median
 from sftriage.stragglers.graph import AnyFloat, BoolArray, FloatArray, Operations
-from sftriage.stragglers.kinds import OperationKind, ReplayedRemedy, remedied, remedies_of, replaced
+from sftriage.stragglers.kinds import OperationKind, ReplayedRemedy, like_peers, remedied, remedies_of
 from sftriage.stragglers.pipeline import ALL_GATHER, REDUCE_SCATTER, SEPARATE
 from sftriage.stragglers.slowdown import NONE_11
 
@@ -58,18 +58,15 @@ class Estimate:
 
 def within(operations: Operations, steps: str) -> Operations:
     """The operations of some steps; raises UsageError if there are none."""
-    first, colon, last = steps.partition(":")
+    steps_N, (first, colon, last) = np.array(operations.steps), steps.partition(":")
     try:
-        first_step, last_step = (int(text) if text else None for text in (first, last))
-    except ValueError:
+        kept_N = (steps_N >= int(first or steps_N[0])) & (steps_N <= int(last or steps_N[-1]))
+    except (ValueError, OverflowError):
         colon = ""
     if not colon:
         raise UsageError(f"--steps: expected FIRST:LAST, got {steps!r}")
-    kept_N = np.array(
-        [(first_step is None or first_step <= n) and (last_step is None or n <= last_step) for n in operations.steps]
-    )
     if not kept_N.any():
-        raise UsageError(f"no such steps; there are {operations.steps[0]} to {operations.steps[-1]}")
+        raise UsageError(f"no such steps; there are {steps_N[0]} to {steps_N[-1]}")
     return operations.of_steps(kept_N)
 
 
@@ -136,7 +133,7 @@ def _layers(operations: Operations, layers: str) -> tuple[ReplayedRemedy, str]:
             f"--layers {layers}: expected the layers of {len(stages)} stages, such as 13,11 or 12,12:13,11"
         )
     factors = Factors(operations)
-    phased_T = np.array([operations.types[index].phase != "" for index in operations.type_T])
+    phased_T = operations.phase_T != ""
     work_P = np.array([factors.usual_T[phased_T & (factors.pp_T == pp)].sum() for pp in stages]) + 1e-9
     before_P = counts[-1] if now else np.full(len(stages), counts[0].mean())
     layer_P = np.minimum(work_P / before_P, lower_median(work_P / before_P))
@@ -144,8 +141,8 @@ def _layers(operations: Operations, layers: str) -> tuple[ReplayedRemedy, str]:
     times_P = dict(zip(stages, 1.0 + (after_P - before_P) * layer_P / work_P, strict=True))
     times_T = np.array([times_P[int(pp)] for pp in factors.pp_T])
     times_T = np.where(phased_T, times_T, 1.0).astype(operations.work_TNW.dtype)
-    text = layers if then else f"{layers}{','.join(f'{count:g}' for count in after_P)}"
-    return ReplayedRemedy(OperationKind("slow_stage"), times_TNW=times_T[:, None, None]), text
+    found = "" if then else ",".join(f"{count:g}" for count in after_P)
+    return ReplayedRemedy(OperationKind("slow_stage"), times_TNW=times_T[:, None, None]), layers + found
 
 
 def _evened(work_P: FloatArray, before_P: FloatArray, layer_P: FloatArray) -> FloatArray:
@@ -166,9 +163,7 @@ def _without(operations: Operations, name: str) -> ReplayedRemedy:
     places |= {f"dp {dp}": [(dp, pp) for pp in operations.pp_ranks] for dp in dps}
     places |= {f"dp {dp} stage {pp}": [(dp, pp)] for dp in dps for pp in operations.pp_ranks}
     if name in places:
-        whole = Spell(np.ones(len(operations.steps), dtype=np.bool_), 1.0, from_step_on=False)
-        slow = {(dps.index(dp), pp): whole for dp, pp in places[name]}
-        return replaced(Factors(operations), "slow_worker", slow)
+        return like_peers(operations, places[name])
     kinds = {remedy.kind.code: remedy for remedy in remedies_of(operations)}
     if name in kinds:
         return kinds[name]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,23 +22,8 @@ WORST_PERCENT = 3
 """Percentage of the workers, and at least one, that M_W counts as slow."""
 
 
-BINS = 20
-"""Bins of a histogram."""
-
 NONE_11: BoolArray = np.zeros((1, 1), dtype=np.bool_)
 """No operation of any worker."""
-
-
-class Histogram(NamedTuple):
-    """How many of some values are in each bin: ``counts[k]`` from ``edges[k]`` to ``edges[k + 1]``."""
-
-    edges: list[float]
-    counts: list[int]
-
-    @classmethod
-    def of(cls, values: AnyFloat) -> Histogram:
-        counts, edges = np.histogram(values, bins=BINS)
-        return cls(edges.tolist(), counts.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +98,12 @@ class Slowdown:
         """S_w by (dp, pp): the lesser of the slowdowns of the worker's data-parallel rank and stage."""
         by_dp, by_pp = self.by_dp, self.by_pp
         return {(dp, pp): min(by_dp[dp], by_pp[pp]) for pp in by_pp for dp in by_dp}
+
+
+def histogram_of(values: AnyFloat) -> dict[str, list[float]]:
+    """How many of some values are in each of 20 bins: ``counts[k]`` from ``edges[k]`` to ``edges[k + 1]``."""
+    counts, edges = np.histogram(values, bins=20)
+    return {"edges": edges.tolist(), "counts": counts.tolist()}
 
 
 def replayed_as_measured(operations: Operations) -> Slowdown:

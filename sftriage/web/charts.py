@@ -568,25 +568,17 @@ def _seconds(side: StageProfile) -> list[float]:
     return [min(max(float(getattr(side, field)), 0.0), 1e9) for _, field in PARTS]
 
 
-CELL_WIDTH, CELL_HEIGHT, MARGIN = 14, 14, 48
-
-
 def heat_svg(slowdowns: Mapping[tuple[int, int], float], hottest: float) -> str:
     """A heat map of workers (dp, pp) as a file: data-parallel ranks across, stages down."""
-    dps, pps = ({place: at for at, place in enumerate(sorted(set(places)))} for places in zip(*slowdowns, strict=True))
-    cells = []
-    for (dp, pp), slowdown in slowdowns.items():
-        fade = round(255 * (1.0 - min(1.0, max(0.0, (slowdown - 1.0) / (hottest - 1.0)))))
-        place = f'x="{MARGIN + CELL_WIDTH * dps[dp]}" y="{MARGIN + CELL_HEIGHT * pps[pp]}"'
-        cells.append(
-            f'<rect {place} width="{CELL_WIDTH - 1}" height="{CELL_HEIGHT - 1}" fill="rgb(255,{fade},{fade})" '
-            f'stroke="#ccc" stroke-width=".5"><title>dp {dp}, pp {pp}: {slowdown:.2f}</title></rect>'
-        )
-    for dp, at in dps.items():
-        if not at % (1 + len(dps) // 32):
-            x = MARGIN + CELL_WIDTH * at + 10
-            cells.append(f'<text x="{x}" y="{MARGIN - 4}" transform="rotate(-90 {x} {MARGIN - 4})">dp {dp}</text>')
-    cells += [f'<text x="4" y="{MARGIN + CELL_HEIGHT * at + 10}">pp {pp}</text>' for pp, at in pps.items()]
-    size = f'width="{MARGIN + CELL_WIDTH * len(dps) + 4}" height="{MARGIN + CELL_HEIGHT * len(pps) + 4}"'
-    style = 'font-family="sans-serif" font-size="10"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(cells) + "\n</svg>\n"
+    dps, pps = (sorted(set(places)) for places in zip(*slowdowns, strict=True))
+    every = 1 + len(dps) // 32
+    drawn = [f'<text x="{40 + 14 * at}" y="12">{dp}</text>' for at, dp in enumerate(dps) if not at % every]
+    for row, pp in enumerate(pps):
+        y = 18 + 14 * row
+        drawn.append(f'<text x="0" y="{y + 11}">pp {pp}</text>')
+        for at, dp in enumerate(dps):
+            fade = round(255 * (1.0 - min(1.0, max(0.0, (slowdowns[dp, pp] - 1.0) / (hottest - 1.0)))))
+            box = f'x="{40 + 14 * at}" y="{y}" width="13" height="13" fill="rgb(255,{fade},{fade})" stroke="#ccc"'
+            drawn.append(f"<rect {box}><title>dp {dp}, pp {pp}: {slowdowns[dp, pp]:.2f}</title></rect>")
+    size = f'width="{44 + 14 * len(dps)}" height="{20 + 14 * len(pps)}" font-family="sans-serif" font-size="10"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>' + "\n".join(drawn) + "</svg>\n"

@@ -375,7 +375,7 @@ def test_a_slow_worker_that_stays_gets_less_work_or_is_dropped(sftriage, traced)
         assert whole["step_s"] - less["wins_s"] == pytest.approx(left_s, rel=1e-6)
     # AND the text has the best of both
     out = sftriage("whatif", traced(slow)).out
-    assert f" Without a replacement, giving data-parallel rank {dp} 62% of the work of the others wins " in out
+    assert " Without a replacement, giving 62% of the others' work to that data-parallel rank wins " in out
 
 
 def test_steps_and_lengths_are_counted(sftriage, traced):
@@ -391,8 +391,8 @@ def test_steps_and_lengths_are_counted(sftriage, traced):
     assert lengths["edges"][0] < 1.0 < lengths["edges"][-1]
     # AND the text has their quantiles
     out = sftriage("whatif", traced(job)).out
-    assert f"Half of the steps take at least {np.median(slowdowns):.2f} times as long as without stragglers" in out
-    assert f"the slowest {max(slowdowns):.2f} times." in out
+    assert f"Slowdown of the steps: median {np.median(slowdowns):.2f}, a tenth over " in out
+    assert f", the slowest {max(slowdowns):.2f}." in out
 
 
 def test_stages_of_a_recording_are_operations_and_its_ranks_workers(sftriage, tmp_path):

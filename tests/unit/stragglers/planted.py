@@ -322,9 +322,23 @@ class Planted:
     def two_slow_workers(self):
         return ["slow_worker"], {self.slower(worker, 1.3) for worker in self.workers(2)}
 
-    def slow_dp_rank(self, ratio=1.3):
+    def slow_worker_from_the_first_third_on(self):
+        return ["slow_worker"], {self.slower(self.workers(1)[0], 1.5, slice(self.n_steps // 3, None))}
+
+    def workers_slow_in_turn(self):
+        turn = self.random.random(self.n_steps) < 0.5
+        turns = zip(self.workers(2), (turn, ~turn), strict=True)
+        return ["slow_worker"], {self.slower(worker, 1.6, np.flatnonzero(steps)) for worker, steps in turns}
+
+    def slow_dp_rank(self, ratio=1.3, steps=slice(None)):
         dp = int(self.random.integers(self.n_dps))
-        return ["slow_dp_rank"], {self.slower((dp, pp), ratio) for pp in self.pps}
+        return ["slow_dp_rank"], {self.slower((dp, pp), ratio, steps) for pp in self.pps}
+
+    def slow_dp_rank_from_the_middle_on(self):
+        return self.slow_dp_rank(1.35, slice(self.n_steps // 2, None))
+
+    def slow_dp_rank_in_a_fifth_of_the_steps(self):
+        return self.slow_dp_rank(1.5, self.random.choice(self.n_steps, self.n_steps // 5, replace=False))
 
     def slow_stage(self):
         pp = int(self.random.integers(len(self.pps) - 1))
@@ -333,11 +347,19 @@ class Planted:
     def last_stage(self):
         return ["last_stage"], {self.slower((dp, self.pps[-1]), 1.5) for dp in range(self.n_dps)}
 
-    def sequence_lengths(self, spread=0.3):
-        lengths = self.random.lognormal(0.0, spread, (len(self.microbatches), self.n_steps, self.n_dps))
+    def last_stage_and_a_worker(self):
+        self.last_stage()
+        return ["slow_worker", "last_stage"], self.slow_worker(1.8)[1]
+
+    def sequence_lengths(self, spread=0.3, columns=slice(None)):
+        lengths = np.ones((len(self.microbatches), self.n_steps, self.n_dps))
+        lengths[..., columns] = self.random.lognormal(0.0, spread, lengths[..., columns].shape)
         for op in self.ops():
             self.work[op] *= lengths[self.microbatches.index(self.operations.microbatch_T[op])]
         return ["sequence_lengths"], None
+
+    def lengths_on_one_dp_rank(self):
+        return self.sequence_lengths(0.6, [int(self.random.integers(self.n_dps))])
 
     def lengths_and_a_slow_worker(self):
         _, workers = self.slow_worker(1.5)
@@ -362,6 +384,15 @@ class Planted:
         self._stalls("backward", 30)
         return ["stalls"], None
 
+    def backward_stalls_and_lengths(self):
+        self._stalls("backward", 25)
+        self.sequence_lengths(0.25)
+        return ["sequence_lengths", "stalls"], None
+
+    def collections_and_a_slow_worker(self):
+        self._stalls("forward", 20)
+        return ["slow_worker", "garbage_collection"], self.slow_worker(1.4)[1]
+
 
 PLANTED = (
     "nothing",
@@ -377,6 +408,14 @@ PLANTED = (
     "lengths_and_a_last_stage",
     "garbage_collection",
     "backward_stalls",
+    "slow_worker_from_the_first_third_on",
+    "workers_slow_in_turn",
+    "slow_dp_rank_from_the_middle_on",
+    "slow_dp_rank_in_a_fifth_of_the_steps",
+    "last_stage_and_a_worker",
+    "lengths_on_one_dp_rank",
+    "backward_stalls_and_lengths",
+    "collections_and_a_slow_worker",
 )
 
 
