@@ -15,6 +15,7 @@ from sftriage.policy.in_force import find
 from tests.integration.browsing import browser, page, serve  # noqa: F401 (fixtures)
 from tests.integration.kube import laptop, namespace, server, stored  # noqa: F401 (fixtures)
 from tests.integration.processes import ended, output_of
+from tests.unit.conftest import sftriage  # noqa: F401 (a fixture)
 
 # Whoever starts pytest in the background of a script has it ignore Ctrl-C, and with it all that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

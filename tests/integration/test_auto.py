@@ -62,7 +62,7 @@ def test_of_a_loader_that_sleeps_stacks_alone_are_taken_and_name_the_line(traine
     assert manifest.followed is None
 
 
-def test_what_stacks_leave_open_is_asked_of_operators_once_and_both_captures_name_each_other(trained, start):
+def test_what_stacks_leave_open_is_asked_of_operators_once_and_both_captures_name_each_other(trained, sftriage):
     # GIVEN a rank that waits in data where no line says for what WHEN its first capture has said no more
     run, end = trained("opaque")
     wait_until(lambda: len(on_record(run, "cause")) > 1)
@@ -80,7 +80,7 @@ def test_what_stacks_leave_open_is_asked_of_operators_once_and_both_captures_nam
     assert follow_up["parameters"]["follows"] == first.capture_id
     assert on_record(run, "cause")[0]["left_open"] == "operators"
     # AND that is what is shown
-    shown = start("traces", "show", first.capture_id, "--run", run).communicate(timeout=60)[0]
+    shown = sftriage("traces", "show", first.capture_id, "--run", run).out
     assert f"followed by {second.capture_id}" in shown
-    listed = start("traces", "list", "--run", run).communicate(timeout=60)[0]
+    listed = sftriage("traces", "list", "--run", run).out
     assert "follow-up" in listed

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,25 +45,26 @@ def running(tmp_path_factory) -> Iterator[Path]:
         yield run
 
 
-def asked(start, directory, *options):
-    process = start("capture", "--run", directory, "--reason", "a look at the loader", *options)
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
+@pytest.fixture
+def asked(sftriage):
+    return partial(sftriage, "capture", "--reason", "a look at the loader", "--run")
 
 
-def granted(start, directory, *options):
-    """The decision to capture, and what came of it."""
-    status, out, err = asked(start, directory, *options, "--json")
-    assert status == 0, err
-    answer = json.loads(out)
-    return answer["decision"], answer["results"]
+@pytest.fixture
+def granted(asked):
+    """Asks for a capture; the decision, and what came of it."""
+
+    def granted(directory, *options):
+        answer = asked(directory, *options, "--json").json
+        return answer["decision"], answer["results"]
+
+    return granted
 
 
-def test_whoever_asks_gets_a_capture_with_the_same_record(start, running):
-    decision, (result,) = granted(start, running, "--rank", 1, "--steps", 3)
+def test_whoever_asks_gets_a_capture_with_the_same_record(granted, sftriage, running):
+    decision, (result,) = granted(running, "--rank", 1, "--steps", 3)
     assert (decision["outcome"], decision["label"], result["state"]) == ("capture", "asked", "stored")
-    shown = start("traces", "show", result["capture_id"], "--run", running, "--json").communicate(timeout=60)[0]
-    manifest = json.loads(shown)
+    manifest = sftriage("traces", "show", result["capture_id"], "--run", running, "--json").json
     assert manifest["capture"]["rank"] == 1
     assert manifest["capture"]["last_step"] - manifest["capture"]["first_step"] == 2
     # AND its manifest says who asked and why, and that nothing was suspected
@@ -70,16 +72,16 @@ def test_whoever_asks_gets_a_capture_with_the_same_record(start, running):
     assert re.fullmatch(r"requested by \S+: a look at the loader", manifest["trigger"]["why"])
     assert manifest["reproduced"] is None
     # AND the decision is among the run's decisions, and the trace can be fetched
-    decided = json.loads(start("decisions", "--run", running, "--json").communicate(timeout=60)[0])
+    decided = sftriage("decisions", "--run", running, "--json").json
     made = [one for one in decided if result["capture_id"] in [request["capture_id"] for request in one["requests"]]]
     assert [(one["label"], one["outcome"]) for one in made] == [("asked", "capture")]
-    got = start("traces", "get", result["capture_id"], "--run", running, "--out", running / "mine.gz", "--json")
-    assert json.loads(got.communicate(timeout=60)[0])["sha256"] == manifest["artefacts"][0]["sha256"]
+    got = sftriage("traces", "get", result["capture_id"], "--run", running, "--out", running / "mine.gz", "--json").json
+    assert got["sha256"] == manifest["artefacts"][0]["sha256"]
 
 
-def test_whoever_asks_for_stacks_alone_gets_them_of_the_steps_that_they_asked_for(start, running):
+def test_whoever_asks_for_stacks_alone_gets_them_of_the_steps_that_they_asked_for(granted, start, running):
     # GIVEN a rank that takes its steps WHEN its stacks are asked for
-    _, (result,) = granted(start, running, "--rank", 1, "--steps", 3, "--profiler", "stacks")
+    _, (result,) = granted(running, "--rank", 1, "--steps", 3, "--profiler", "stacks")
     # THEN its trainer sampled them over these steps, which say so, and nothing else was started
     assert (result["state"], result["last_step"] - result["first_step"]) == ("stored", 2)
     assert result["timings_s"].keys() == {"start", "run", "export"}
@@ -95,27 +97,16 @@ def test_whoever_asks_for_stacks_alone_gets_them_of_the_steps_that_they_asked_fo
     opening.communicate(timeout=60)
 
 
-def test_the_limits_hold_for_people_too(start, environment, tmp_path):
-    # GIVEN a policy that allows one capture an hour
-    with watched(tmp_path, environment, POLICY.replace("captures_per_hour: 100", "captures_per_hour: 1")) as directory:
-        granted(start, directory, "--rank", 0, "--steps", 1)
-        # WHEN a second one is asked for THEN it is refused with the limit, and nothing is captured
-        status, out, err = asked(start, directory, "--rank", 1)
-    assert (status, out) == (1, "")
-    assert "not captured: captures_per_hour: 1 of 1" in err
-    assert len(list((directory / "captures").glob("asked-*"))) == 1
-
-
-def test_what_cannot_be_asked_for_is_said(start, running):
-    assert "rank 7 is not in this job: its ranks are 0 to 1" in asked(start, running, "--rank", 7)[2]
-    assert "--reason" in start("capture", "--run", running, "--rank", 0).communicate(timeout=60)[1]
+def test_what_cannot_be_asked_for_is_said(asked, sftriage, running):
+    assert "rank 7 is not in this job: its ranks are 0 to 1" in asked(running, "--rank", 7).err
+    assert "--reason" in sftriage("capture", "--run", running, "--rank", 0).err
     # AND what somebody else left there is removed and not obeyed
     bad = running / "asks" / "0.json"
     bad.write_text('{"request_id": "../../x", "ranks": [0]}')
     wait_until(lambda: not bad.exists())
 
 
-def test_whoever_stops_waiting_is_told_that_the_capture_goes_on_and_where_to_find_it(start, running):
+def test_whoever_stops_waiting_is_told_that_the_capture_goes_on_and_where_to_find_it(start, sftriage, running):
     before = len(on_record(running, "manual_request"))
     waiting = start("capture", "--run", running, "--rank", 1, "--reason", "long", "--steps", 200)
     wait_until(lambda: len(on_record(running, "manual_request")) > before)
@@ -125,8 +116,7 @@ def test_whoever_stops_waiting_is_told_that_the_capture_goes_on_and_where_to_fin
     found = re.search(r"the capture continues, and is stored when it ends: `sftriage (.+)`", err)
     assert found, err
     wait_until(lambda: [one for one in captures(running) if re.fullmatch(r"requested by \S+: long", one.trigger.why)])
-    shown = start(*found[1].split()).communicate(timeout=60)[0]
-    assert re.search(r"requested by \S+: long", shown)
+    assert re.search(r"requested by \S+: long", sftriage(*found[1].split()).out)
 
 
 def test_an_ask_that_nobody_has_answered_is_withdrawn(start, tmp_path):
@@ -142,16 +132,25 @@ def test_an_ask_that_nobody_has_answered_is_withdrawn(start, tmp_path):
     assert not list(directory.requests.iterdir())
 
 
-def test_where_nobody_watches_the_run_whoever_asks_is_told_so_and_nothing_is_asked_for(start, tmp_path, environment):
-    # GIVEN a job whose sftriage was killed, so that nobody would ever answer
-    with watched(tmp_path, environment, POLICY) as directory, contextlib.ExitStack() as ending:
-        sftriage, rings = int((directory / ".lock").read_text(encoding="ascii")), rings_of(directory)
-        job = descendants(sftriage)
+def test_the_limits_hold_for_people_too_and_where_nobody_watches_they_are_told_so(
+    asked, granted, tmp_path, environment
+):
+    # GIVEN a policy that allows one capture an hour
+    policy = POLICY.replace("captures_per_hour: 100", "captures_per_hour: 1")
+    with watched(tmp_path, environment, policy) as directory, contextlib.ExitStack() as ending:
+        granted(directory, "--rank", 0, "--steps", 1)
+        # WHEN a second one is asked for THEN it is refused with the limit, and nothing is captured
+        status, out, err = asked(directory, "--rank", 1)
+        assert (status, out) == (1, "")
+        assert "not captured: captures_per_hour: 1 of 1" in err
+        assert len(list((directory / "captures").glob("asked-*"))) == 1
+        # WHEN the job's sftriage is killed, so that nobody would ever answer, and somebody asks
+        watching, rings = int((directory / ".lock").read_text(encoding="ascii")), rings_of(directory)
+        job = descendants(watching)
         ending.callback(kill, *job)
-        kill(sftriage)
+        kill(watching)
         wait_until(lambda: watcher_of(RunDirectory(directory), rings).state == "unwatched")
-        # WHEN somebody asks for a capture
-        status, out, err = asked(start, directory, "--rank", 0)
+        status, out, err = asked(directory, "--rank", 0)
         # THEN they are told who could answer, and not that nobody did
         assert (status, out) == (2, "")
         assert re.search(r"is not being watched, as its sftriage ended; take over with `sftriage attach --run .*`", err)
@@ -160,7 +159,7 @@ def test_where_nobody_watches_the_run_whoever_asks_is_told_so_and_nothing_is_ask
         kill(*job)
         wait_until(lambda: not trainers_alive(rings))
         for _ in range(2):
-            status, _, err = asked(start, directory, "--rank", 0)
+            status, _, err = asked(directory, "--rank", 0)
             assert (status, "is not being watched, and its job has ended" in err) == (2, True), err
             shutil.rmtree(rings, ignore_errors=True)
 
@@ -179,6 +178,6 @@ def test_a_run_is_captured_from_another_host_that_shares_its_directory(running, 
     assert (result["rank"], result["state"]) == (1, "stored")
 
 
-def test_ranks_that_are_captured_together_are_so_in_the_same_steps(start, running):
-    _, (first, second) = granted(start, running, "--rank", 0, "--rank", 1, "--steps", 4)
+def test_ranks_that_are_captured_together_are_so_in_the_same_steps(granted, running):
+    _, (first, second) = granted(running, "--rank", 0, "--rank", 1, "--steps", 4)
     assert (first["first_step"], first["last_step"]) == (second["first_step"], second["last_step"])

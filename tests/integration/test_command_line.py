@@ -1,5 +1,6 @@
 """What commands import, complete, and do once nobody reads on or nothing more can be written."""
 
+import io
 import json
 import os
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.processes import DEADLINE_S
+from tests.integration.processes import DEADLINE_S, output_of
 from tests.integration.runs import run_with_capture
 from tests.unit.conftest import keep, run_in
 
@@ -30,7 +31,10 @@ def python(code, *words, env):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return run_with_capture(tmp_path_factory.mktemp("run"))
+    run = run_with_capture(tmp_path_factory.mktemp("run"))
+    # (a catalogue is made once, which takes what makes one)
+    output_of(sys.executable, "-m", "sftriage", "traces", "list", "--run", run)
+    return run
 
 
 @pytest.mark.parametrize(
@@ -56,9 +60,7 @@ def run(tmp_path_factory):
 )
 def test_a_command_imports_no_more_than_it_needs(environment, run, tmp_path, command, without):
     words = [word.replace("RUN", str(run)).replace("OUT", str(tmp_path / "out")) for word in command]
-    # A catalogue is made once, which takes what makes one.
-    for _ in range(2 if "RUN" in command else 1):
-        done = python(ASKING, *words, env=environment)
+    done = python(ASKING, *words, env=environment)
     modules = set(json.loads(done.stderr.splitlines()[-1]))
     assert done.returncode == 0
     assert modules & without == set()
@@ -121,7 +123,7 @@ def test_a_full_disk_is_said_in_one_line(environment, run, command):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_any_encoding_has_a_form_of_what_is_printed(environment, tmp_path, encoding):
+def test_any_encoding_has_a_form_of_what_is_printed(sftriage, monkeypatch, tmp_path, encoding):
     # GIVEN a run in a place whose name has characters that few encodings have, and a byte that is no text
     folder = tmp_path / "l\u00e4ufe-\u6f22-\udcff"
     folder.mkdir()
@@ -134,11 +136,12 @@ def test_any_encoding_has_a_form_of_what_is_printed(environment, tmp_path, encod
         ["watch", "--run", "RUN", "--once"],
         ["report", "RUN"],
     ):
-        with_encoding = {**environment, "PYTHONIOENCODING": encoding}
-        process = ran(with_encoding, run, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding=encoding)
-        out, err = process.communicate(timeout=DEADLINE_S)
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding, write_through=True))
+        code = sftriage(*(run if word == "RUN" else word for word in command)).code
+        out, err = (stream.buffer.getvalue().decode(encoding) for stream in (sys.stdout, sys.stderr))
         # THEN they do what they do elsewhere, and what the encoding lacks has the nearest form
-        assert (process.returncode, "Unicode" in err) == (0, False), (command, err)
+        assert (code, "Unicode" in err) == (0, False), (command, err)
         if command[:2] == ["traces", "list"]:
             assert ("+--" in out, "\u2503" in out) == (encoding != "utf-8", encoding == "utf-8")
         if command[:2] == ["traces", "get"]:

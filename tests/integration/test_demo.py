@@ -15,22 +15,22 @@ from tests.integration.processes import DEADLINE_S
 from tests.integration.runs import captures
 
 
-def test_the_demo_finds_its_slow_rank_and_captures_it(demonstrated, start):
+def test_the_demo_finds_its_slow_rank_and_captures_it(demonstrated, sftriage):
     # GIVEN a demo in which rank 2 becomes slow in data THEN it was captured, linked to the window that led to it
     run = demonstrated.run
-    decisions = json.loads(start("decisions", "--run", run, "--json").communicate(timeout=60)[0])
+    decisions = sftriage("decisions", "--run", run, "--json").json
     (manifest,) = [one for one in captures(run) if (one.capture.rank, one.trigger.stage) == (2, "data")]
     check_linked(run, manifest, decisions, 4)
     assert manifest.trigger.window.last_step >= demonstrated.fault_step
     # AND it can be listed, shown and fetched
-    rows = json.loads(start("traces", "list", "--run", run, "--json").communicate(timeout=60)[0])
+    rows = sftriage("traces", "list", "--run", run, "--json").json
     assert manifest.capture_id in [row["capture_id"] for row in rows]
-    shown = json.loads(start("traces", "show", manifest.capture_id, "--run", run, "--json").communicate(timeout=60)[0])
+    shown = sftriage("traces", "show", manifest.capture_id, "--run", run, "--json").json
     why = {"cause": shown["findings"]["cause"]}
     assert shown == {**json.loads(manifest.to_json()), **why, "state": "whole", "problem": None, "upload": None}
 
 
-def test_what_the_slow_rank_has_cost_is_the_same_while_it_runs_and_afterwards(demonstrated, start):
+def test_what_the_slow_rank_has_cost_is_the_same_while_it_runs_and_afterwards(demonstrated, sftriage):
     # GIVEN what the run's own journal sums to
     journal = read_journal(demonstrated.run / "decisions.jsonl")
     verdicts = [entry.verdict for entry in journal if isinstance(entry, WindowJudged)]
@@ -38,7 +38,7 @@ def test_what_the_slow_rank_has_cost_is_the_same_while_it_runs_and_afterwards(de
     slow = live.largest[0]
     assert (slow.who, slow.where) == ("rank 2", "data")
     # THEN so does its recording, judged again, and each step counts once
-    lines = start("analyze", demonstrated.run, "--json").communicate(timeout=60)[0].splitlines()
+    lines = sftriage("analyze", demonstrated.run, "--json").out.splitlines()
     again = Charges.of_verdicts([msgspec.json.decode(line, type=Verdict) for line in lines], ()).losses
     assert again.by_suspect == live.by_suspect
     # (the steps since it may have begun: the rank may have been last by chance just before it was slowed)
@@ -46,21 +46,21 @@ def test_what_the_slow_rank_has_cost_is_the_same_while_it_runs_and_afterwards(de
     began = min(one.onset_range[0] for one in named)
     assert 0 < slow.steps <= demonstrated.steps - began
     # AND the run is told of by it, and the verdict by what a step would take without
-    said = start("watch", "--once", "--json", "--run", demonstrated.run).communicate(timeout=60)[0]
+    said = sftriage("watch", "--once", "--json", "--run", demonstrated.run).out
     assert json.loads(said)["losses"][0]["rank_s"] == slow.rank_s
     # AND the time table has the same among rows that add up to the wall clock
     times = json.loads(said)["times"]
     assert sum(row["seconds"] for row in times["rows"]) == pytest.approx(times["wall_s"])
     (row,) = [row for row in times["rows"] if (row["code"], row["subject"]) == ("suspect", "rank 2")]
     assert row["seconds"] == pytest.approx(slow.lost_s, rel=0.1)
-    report = start("report", demonstrated.run).communicate(timeout=60)[0]
+    report = sftriage("report", demonstrated.run).out
     assert "| rank 2 in data |" in report
-    assert "without it" in start("explain", str(slow.last_step), "--run", demonstrated.run).communicate(timeout=60)[0]
+    assert "without it" in sftriage("explain", str(slow.last_step), "--run", demonstrated.run).out
     # AND mending the rank saves as much in whatever is asked what would help
     gain_s = next(one for one in reversed(verdicts) if one.reasons != ("self_inflicted",)).suspects[0].gain_s
-    said = json.loads(start("whatif", demonstrated.run, "--json").communicate(timeout=60)[0])
+    said = sftriage("whatif", demonstrated.run, "--json").json
     assert (said["kinds"][0]["workers"], said["kinds"][0]["saves_s"]) == ([{"dp": 2, "pp": 0}], gain_s)
-    said = json.loads(start("advise", demonstrated.run, "--json").communicate(timeout=60)[0])
+    said = sftriage("advise", demonstrated.run, "--json").json
     assert said["straggler"]["late_s"] == gain_s
 
 

@@ -153,14 +153,14 @@ def test_several_policies_are_tried_in_order_under_the_strictest_limits(recordin
     assert {one.decision.reason for one in both if one.decision.outcome == "throttle"} == {"already_captured"}
 
 
-def test_the_hang_policy_captures_stacks_of_missing_ranks(start, tmp_path):
+def test_the_hang_policy_captures_stacks_of_missing_ranks(sftriage, tmp_path):
     # GIVEN a run in which rank 1 stayed in data while the others waited
     run = run_at(tmp_path / "run").directory
     stall = make_verdict("stalled", ranks=(1,), reasons=("not_arrived",))
     with closing(Recorder(run.decisions)) as journal:
         journal.window(stall, decision(stall, "hold", "not_arrived"))
     # WHEN it is replayed under the hang policy
-    out, err = start("policy", "test", "hang", "--on", run.path).communicate(timeout=60)
+    _, out, err = sftriage("policy", "test", "hang", "--on", run.path)
     # THEN the stacks of rank 1 would have been taken, at once
     assert "capture  rule not-arrived: not_arrived: rank 1 in data" in out, err
     assert "rank 1: stacks, at once" in out

@@ -7,7 +7,6 @@ import multiprocessing
 import shutil
 import signal
 from contextlib import closing
-from functools import partial
 
 import pytest
 import sqlalchemy as sa
@@ -37,12 +36,17 @@ FORK = multiprocessing.get_context("fork")
 STORE = f"s3://{BUCKET}/team"
 
 
-def asked(start, directory, *arguments, code=0) -> str:
-    """What `sftriage traces ...` prints in a directory: its output, or messages alone where it fails."""
-    process = start("traces", *arguments, cwd=directory)
-    out, err = process.communicate(timeout=DEADLINE_S)
-    assert (process.returncode, out if code else "") == (code, ""), err
-    return err if code else out
+@pytest.fixture
+def traces(sftriage, tmp_path, monkeypatch):
+    """What `sftriage traces ...` prints in ``tmp_path``: its output, or messages alone where it fails."""
+    monkeypatch.chdir(tmp_path)
+
+    def traces(*arguments, code=0) -> str:
+        status, out, err = sftriage("traces", *arguments)
+        assert (status, out if code else "") == (code, ""), err
+        return err if code else out
+
+    return traces
 
 
 def ids(catalogue: Catalogue, wanted: CaptureQuery | None = None) -> list[str]:
@@ -240,7 +244,7 @@ def test_whoever_may_only_read_finds_what_is_there(server, url, store_of):
         Catalogue(reader, store_of("other", "b")).refresh()
 
 
-def test_the_command_line_asks_for_all_runs_and_fetches_from_their_stores(start, environment, url, tmp_path):
+def test_the_command_line_asks_for_all_runs_and_fetches_from_their_stores(traces, monkeypatch, url, tmp_path):
     # GIVEN two runs that share a catalogue, each with a capture of one name
     for run in ("one", "two"):
         info = RunInfo(run, "resnet", "2026-11-20T12:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
@@ -248,18 +252,17 @@ def test_the_command_line_asks_for_all_runs_and_fetches_from_their_stores(start,
         for name in ("w-1", f"of-{run}"):
             keep(tmp_path / run, name, run=run)
         Catalogue(url, LocalStore(tmp_path / run)).find()
-    environment["SFTRIAGE_CATALOGUE"] = url
+    monkeypatch.setenv("SFTRIAGE_CATALOGUE", url)
 
-    sftriage = partial(asked, start, tmp_path)
     # WHEN all captures are listed THEN those of both are there, and where each is kept
-    rows = [(row["run"], row["capture_id"]) for row in json.loads(sftriage("list", "--json"))]
+    rows = [(row["run"], row["capture_id"]) for row in json.loads(traces("list", "--json"))]
     assert sorted(rows) == [("one", "of-one"), ("one", "w-1"), ("two", "of-two"), ("two", "w-1")]
     # AND one is fetched by the beginning of its name, from wherever it is
-    assert sftriage("get", "of-t").strip() == "of-two-trace.json.gz"
+    assert traces("get", "of-t").strip() == "of-two-trace.json.gz"
     assert (tmp_path / "of-two-trace.json.gz").stat().st_size > 0
     # AND a name that two have is said to be so, and which they are
-    assert "2 captures match w-1: resnet/one/w-1, resnet/two/w-1" in sftriage("show", "w-1", code=2)
-    assert sftriage("show", "resnet/two/w-1").splitlines()[1] == "job, run    resnet, two"
+    assert "2 captures match w-1: resnet/one/w-1, resnet/two/w-1" in traces("show", "w-1", code=2)
+    assert traces("show", "resnet/two/w-1").splitlines()[1] == "job, run    resnet, two"
 
 
 @pytest.fixture
@@ -400,11 +403,10 @@ def test_a_statement_that_waits_for_somebody_elses_lock_is_given_up(url, store_o
 
 
 @pytest.fixture
-def bucket(moto, monkeypatch, environment, tmp_path):
+def bucket(moto, monkeypatch, tmp_path):
     """A store with the captures of two runs, two each and both of the same names."""
     for name, value in environment_of(moto.url).items():
         monkeypatch.setenv(name, value)
-    environment.update(environment_of(moto.url))
     moto.clear()
     for number, run in enumerate(("one", "two")):
         for second, name in enumerate(("w1-r2", "w9-r3")):
@@ -416,23 +418,22 @@ def bucket(moto, monkeypatch, environment, tmp_path):
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["a catalogue of its own", "a shared catalogue"])
-def test_captures_elsewhere_are_found_fetched_and_removed(bucket, start, environment, url, tmp_path, shared):
+def test_captures_elsewhere_are_found_fetched_and_removed(bucket, traces, monkeypatch, url, tmp_path, shared):
     if shared:
-        environment["SFTRIAGE_CATALOGUE"] = url
+        monkeypatch.setenv("SFTRIAGE_CATALOGUE", url)
 
-    sftriage = partial(asked, start, tmp_path)
     # WHEN captures of a step are asked for THEN those of both runs are there
-    found = json.loads(sftriage("for-step", "162", "--store", STORE, "--run-id", "two", "--json"))["captures"]
+    found = json.loads(traces("for-step", "162", "--store", STORE, "--run-id", "two", "--json"))["captures"]
     assert [row["reference"] for row in found] == ["resnet/two/w1-r2", "resnet/two/w9-r3"]
     # AND one is fetched, byte by byte; of a shared catalogue without saying where it is
     where = [] if shared else ["--store", STORE]
-    (fetched,) = json.loads(sftriage("get", "resnet/two/w9", *where, "--json"))["files"]
+    (fetched,) = json.loads(traces("get", "resnet/two/w9", *where, "--json"))["files"]
     content = (tmp_path / fetched["path"]).read_bytes()
     assert hashlib.sha256(content).hexdigest() == fetched["sha256"]
     assert content == (tmp_path / "two" / "captures" / "w9-r3" / "trace.json.gz").read_bytes()
     # WHEN what is old is removed, and one of it is pinned
-    assert sftriage("pin", "resnet/one/w1-r2", *where) == "resnet/one/w1-r2 is pinned\n"
-    gone = json.loads(sftriage("prune", "--store", STORE, "--bytes", "0Ki", "--json"))["captures"]
+    assert traces("pin", "resnet/one/w1-r2", *where) == "resnet/one/w1-r2 is pinned\n"
+    gone = json.loads(traces("prune", "--store", STORE, "--bytes", "0Ki", "--json"))["captures"]
     assert [one["capture_id"] for one in gone] == ["resnet/one/w9-r3", "resnet/two/w1-r2", "resnet/two/w9-r3"]
     # THEN traces, manifests and rows are gone as one, and what is pinned is not
     assert bucket.objects().keys() == {
@@ -440,5 +441,4 @@ def test_captures_elsewhere_are_found_fetched_and_removed(bucket, start, environ
     }
     if shared:
         assert ask(url, "SELECT reference FROM sftriage_captures") == [("resnet/one/w1-r2",)]
-    out, err = start("traces", "list", *where, "--json", cwd=tmp_path).communicate(timeout=DEADLINE_S)
-    assert ([row["reference"] for row in json.loads(out)], err) == (["resnet/one/w1-r2"], "")
+    assert [row["reference"] for row in json.loads(traces("list", *where, "--json"))] == ["resnet/one/w1-r2"]

@@ -4,8 +4,6 @@ What is asked of a live job is what happens, with delays that no busy machine ma
 is not slow is asked of recordings (`test_policy_replay`), and of long runs (`python -m bench long_run`).
 """
 
-import json
-
 from sftriage.traces.manifest import Manifest
 from tests.integration.linked import check_linked
 from tests.integration.policies import policy
@@ -24,7 +22,7 @@ def captured(run, rank, stage):
     return next(found, None)
 
 
-def test_each_slow_rank_is_found_captured_and_linked_and_what_cannot_be_decided_is_held(start, tmp_path):
+def test_each_slow_rank_is_found_captured_and_linked_and_what_cannot_be_decided_is_held(start, sftriage, tmp_path):
     # GIVEN a real job of four ranks, in which one after the other becomes slow, in one stage after the other
     run = tmp_path / "run"
     (tmp_path / "policy.yaml").write_text(POLICY, encoding="utf-8")
@@ -46,7 +44,7 @@ def test_each_slow_rank_is_found_captured_and_linked_and_what_cannot_be_decided_
     _, err = job.communicate(timeout=DEADLINE_S)
     assert job.returncode == 0, err
     # AND every capture is linked to the window that led to it
-    decisions = json.loads(start("decisions", "--run", run, "--json").communicate(timeout=60)[0])
+    decisions = sftriage("decisions", "--run", run, "--json").json
     for manifest in made.values():
         check_linked(run, manifest, decisions, 4)
         of_it = next(one for one in verdicts(run) if one["last_step"] == manifest.trigger.window.last_step)

@@ -1,7 +1,7 @@
 """A job without torch: ranks that meet at a barrier of files are not needed to see how a launcher is treated.
 
 ``loop.py RANKS STEPS STATUS [MODULE]`` starts its ranks itself, as any launcher would, and exits with the given status;
-its ranks import the module, if there is one.
+its ranks have imported the module, if there is one.
 """
 
 import importlib
@@ -11,12 +11,10 @@ import sys
 import time
 
 
-def train(rank: int, ranks: int, steps: int, barrier, *modules: str) -> None:
+def train(rank: int, ranks: int, steps: int, barrier) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
     import sftriage
 
-    for module in modules:
-        importlib.import_module(module)
     monitor = sftriage.Monitor()
     for _ in range(steps):
         with monitor.step():
@@ -32,11 +30,11 @@ def train(rank: int, ranks: int, steps: int, barrier, *modules: str) -> None:
 
 if __name__ == "__main__":
     ranks, steps, status = map(int, sys.argv[1:4])
+    for module in sys.argv[4:]:
+        importlib.import_module(module)
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(ranks)
-    workers = [
-        context.Process(target=train, args=(rank, ranks, steps, barrier, *sys.argv[4:])) for rank in range(ranks)
-    ]
+    workers = [context.Process(target=train, args=(rank, ranks, steps, barrier)) for rank in range(ranks)]
     for worker in workers:
         worker.start()
     sys.stdout.write("started\n")
