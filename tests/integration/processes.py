@@ -20,7 +20,8 @@ HANGING, IN_TURN, LOOP, SLOW_DATA, STUCK = (
 )
 UNEDITED = JOBS / "unedited"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-FORKED = (sys.executable, str(JOBS / "launch.py"))
+LAUNCH = JOBS / "launch.py"
+FORKED = (sys.executable, str(LAUNCH))
 """Launchers of a job: how many ranks comes next, and then their script. The second takes a third of the time."""
 
 SLOW_S, SLOW_SHARE = 0.03, 0.6

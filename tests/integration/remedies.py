@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.integration.forked import Forked
 from tests.integration.policies import policy
 from tests.integration.processes import FORKED, ended
 from tests.integration.runs import on_record
@@ -40,15 +40,12 @@ def under_triage(
 
 
 @contextmanager
-def meeting_ranks(
-    n: int, environment: Mapping[str, str], directory: Path, *job: object
-) -> Iterator[list[subprocess.Popen[str]]]:
+def meeting_ranks(n: int, environment: Mapping[str, str], directory: Path, *job: object) -> Iterator[list[Forked]]:
     about = {"WORLD_SIZE": str(n), "MEETING": str(directory / "meeting"), "SFTRIAGE_RINGS": str(directory)}
     with ExitStack() as stack:
         ranks = []
         for rank in range(n):
             place = {**environment, **about, "RANK": str(rank)}
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            ranks.append(subprocess.Popen([sys.executable, *map(str, job)], env=place, **pipes))
+            ranks.append(Forked(*job, env=place, stderr=subprocess.PIPE, text=True))
             stack.enter_context(ended(ranks[-1]))
         yield ranks

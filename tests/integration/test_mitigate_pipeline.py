@@ -11,7 +11,8 @@ from sftriage.errors import UsageError
 from sftriage.mitigate.adapted import _RECEIVES, _SENDS, HostTransfers, adapted_schedule, attach, is_known
 from sftriage.mitigate.advice import absorbing, one_f_one_b, order_of, planned
 from sftriage.model.events import Pipeline
-from tests.integration.processes import FORKED, JOBS, output_of
+from tests.integration.forked import forked_output
+from tests.integration.processes import JOBS, LAUNCH
 
 JOB = JOBS / "delayed_pipeline.py"
 FORWARD_S, BACKWARD_S, DELAY_S, MICROBATCHES = 0.004, 0.008, 0.01, 8
@@ -23,7 +24,7 @@ SPEC = {"forward_s": FORWARD_S, "backward_s": BACKWARD_S, "delay_S": DELAYS, "mi
 
 
 def trained(environment, **spec):
-    return json.loads(output_of(*FORKED, 4, JOB, json.dumps(SPEC | spec), env=environment))
+    return json.loads(forked_output(LAUNCH, 4, JOB, json.dumps(SPEC | spec), env=environment))
 
 
 def orders(ahead_S):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.integration.processes import FORKED, JOBS, output_of, wait_until
+from tests.integration.forked import forked_output
+from tests.integration.processes import JOBS, LAUNCH, wait_until
 from tests.integration.remedies import meeting_ranks
 
 JOB = JOBS / "stragglar_ranks.py"
@@ -30,7 +31,7 @@ JOB = JOBS / "stragglar_ranks.py"
 def test_gradients_are_those_of_an_all_reduce(environment, tmp_path, ranks, what):
     if what in ("hooked", "releases"):
         environment = {**environment, "SFTRIAGE_RINGS": str(tmp_path)}
-    assert output_of(*FORKED, ranks, JOB, what, env=environment).split() == ["right"] * ranks
+    assert forked_output(LAUNCH, ranks, JOB, what, env=environment).split() == ["right"] * ranks
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "voting", "across", "casting"])

@@ -1,6 +1,7 @@
 """What the recorder's integration tests share: trainers in processes of their own, and waits that end."""
 
 import os
+import re
 import select
 import subprocess
 import sys
@@ -11,19 +12,26 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.forked import Forked
+
 DEADLINE_S = 60.0
 
 
 class Trainer:
-    """A script in a process of its own, which says where it is with lines on its standard output."""
+    """A script in a process of its own, which says where it is with lines on its standard output.
 
-    def __init__(self, source: str, *arguments: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(source), *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={name: value for name, value in os.environ.items() if not name.startswith("SFTRIAGE_")},
-        )
+    One that imports torch shares that with others, unless it is to import it ``anew``.
+    """
+
+    def __init__(self, source: str, *arguments: object, anew: bool = False) -> None:
+        words = ["-c", textwrap.dedent(source), *map(str, arguments)]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SFTRIAGE_")}
+        scripts = [source, *(one.read_text() for one in arguments if isinstance(one, Path) and one.suffix == ".py")]
+        if re.search(r"^ *import .*\btorch\b", "".join(scripts), re.MULTILINE) and not anew:
+            self.process = Forked(*words, env=environment)
+        else:
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            self.process = subprocess.Popen([sys.executable, *words], env=environment, **pipes)
 
     def says(self) -> str:
         """The next line it prints; an error if none comes in time."""
@@ -55,8 +63,8 @@ class Trainer:
 def train() -> Iterator[Callable[..., Trainer]]:
     made: list[Trainer] = []
 
-    def start(source: str, *arguments: object) -> Trainer:
-        made.append(Trainer(source, *arguments))
+    def start(source: str, *arguments: object, **how: bool) -> Trainer:
+        made.append(Trainer(source, *arguments, **how))
         return made[-1]
 
     yield start

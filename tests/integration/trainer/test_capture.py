@@ -246,7 +246,7 @@ def test_a_capture_of_many_operators_is_cut_before_it_holds_up_the_rank(job, spo
 
 def test_a_capture_imports_nothing_beyond_torch_into_a_job(train, rings, spool):
     # GIVEN a job that has not imported dynamo or inductor, which torch's own profiler does when it is first prepared
-    trainer = train(BARE, rings, spool)
+    trainer = train(BARE, rings, spool, anew=True)
     assert trainer.says() == "ready: False"
     client = MailboxClient(rings / "rank-0.0.mailbox")
     client.post(CaptureRequest("cap-1", 0, "torch", 20, 1, 60.0, 50_000_000))

@@ -8,13 +8,14 @@ import pytest
 from sftriage.model.windows import StepRecord
 from sftriage.windows.rings import Ring
 from tests.integration.conftest import own_environment
+from tests.integration.forked import forked_output
 from tests.integration.jobs.moments import CASES, COMPARED_STEPS, PAUSE_S, ROWS, SLOW, STEPS, THAWED_AT
-from tests.integration.processes import FORKED, JOBS, ROOT, output_of
+from tests.integration.processes import JOBS, LAUNCH, ROOT
 
 
 def run_ranks(job: str, directory: Path, *arguments: object) -> str:
     environment = own_environment(directory) | {"PYTHONPATH": str(ROOT)}
-    return output_of(*FORKED, 2, JOBS / job, directory, *arguments, env=environment)
+    return forked_output(LAUNCH, 2, JOBS / job, directory, *arguments, env=environment)
 
 
 def ready_at_ns(record: StepRecord) -> int:
