@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import needs
-from tests.integration.processes import kill
+from tests.integration.processes import FORKED, kill
 
 DEVICE = "veth0"
 BOTH = ("10.97.0.1", "10.97.0.2")
@@ -92,8 +92,9 @@ class Hosts:
         *script: object,
         ranks: int,
         port: int,
+        forked: bool = False,
     ) -> list[subprocess.Popen]:
-        """`sftriage run` of a job by torchrun on two hosts, each with a working directory of its own.
+        """`sftriage run` of a job by torchrun (or ``forked``) on two hosts, each with a working directory of its own.
 
         Its policy is ``policy.yaml`` in ``directory``, where its run goes, and what each host says: ``said-0``, ...
         """
@@ -103,11 +104,13 @@ class Hosts:
             place.mkdir(exist_ok=True)
             launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", 2, "--node-rank", number]
             launcher += ["--nproc-per-node", ranks, "--master-addr", BOTH[0], "--master-port", port]
+            launcher = [*FORKED, ranks] if forked else launcher
             run = [sys.executable, "-m", "sftriage", "run", *options, "--hub", BOTH[0], "--out", directory / "run"]
             run += ["--creds", directory / "secret", "--policy", directory / "policy.yaml"]
             # (each host may have a driver of its own)
             command = ["env", "-C", place, f"NVML_STUB={place / 'nvml'}", *run, "--", *launcher, *script]
-            own = {**environment, "PYTHONPATH": str(Path(__file__).parents[2])}
+            meeting = {"NODES": "2", "MEET_AT": f"{BOTH[0]}:{port}"} if forked else {}
+            own = {**environment, **meeting, "PYTHONPATH": str(Path(__file__).parents[2])}
             started.append(self.start(number, command, own, directory / f"said-{number}"))
         return started
 

@@ -15,7 +15,6 @@ pytest.importorskip("torch")
 TRAINER = "import torch; print('up', flush=True); input()"
 # what starts a trainer, and what the trainer does not see because of that
 STARTED = {
-    "as it is": ((), {}, set()),
     "-I": (("-I",), {}, {"-I"}),
     "-E with others": (("-uE",), {}, {"-E"}),
     "a wrapper": ((), {"PYTHONPATH": "/elsewhere"}, {"PYTHONPATH"}),
@@ -52,6 +51,9 @@ def test_a_job_has_a_message_each_minute_from_torch_to_its_first_step(tmp_path):
         assert messages == []
         # WHEN it has, and takes no step THEN there is a message each minute, and one note
         assert process.stdout.readline() == "up\n"
+        processes = Processes(given)
+        processes.check(process.pid)
+        assert (len(processes.torch), processes.hidden) == (1, set())
         for second in range(0, 130, 5):
             first.check(process.pid, 1000.0 + second)
         why = "the script creates no sftriage.Monitor, and --no-auto detects no stages"

@@ -22,7 +22,7 @@ def test_a_stall_on_two_hosts_is_one_capture_in_the_run_and_in_its_store(tmp_pat
     with two_hosts() as hosts:
         # GIVEN a job of two ranks on each host, of which rank 1 hangs
         options = ("--job-id", "stalled", "--store", store)
-        started = hosts.torchrun(tmp_path, environment, options, HANG, tmp_path, 0.0, ranks=2, port=29513)
+        started = hosts.torchrun(tmp_path, environment, options, HANG, tmp_path, 0.0, ranks=2, port=29514, forked=True)
         # WHEN its stall is seen THEN there is one capture, in the directory of the run's controller
         wait_until(lambda: captures(run))
         for step in (IN_FORWARD, IN_BACKWARD, STOPPED):

@@ -54,7 +54,7 @@ def values(text: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_the_counters_equal_the_steps_on_disk(start, tmp_path, policy):
+def test_the_counters_equal_the_steps_on_disk(start, sftriage, tmp_path, policy):
     # GIVEN a job that was watched to its end, its metrics written into a file
     path = tmp_path / "job.prom"
     run = start("run", "--metrics-file", path, "--out", tmp_path / "run", "--policy", policy, "--job", "loop",
@@ -74,7 +74,7 @@ def test_the_counters_equal_the_steps_on_disk(start, tmp_path, policy):
         {f"stage={s}": v for s, v in zip(whole.schema.stages, accounting.advances_S, strict=True)}, rel=1e-9
     )
     # AND the other counters equal the records
-    decisions = json.loads(start("decisions", "--run", tmp_path / "run", "--json").communicate(timeout=60)[0])
+    decisions = sftriage("decisions", "--run", tmp_path / "run", "--json").json
     counted = sum(value for name, value in found.items() if name[0] == "sftriage_decisions_total")
     assert counted == len(decisions)
     assert found[("sftriage_telemetry_steps_total",)] == 3 * 333
@@ -314,13 +314,13 @@ def test_the_documented_alerts_fire_when_they_should(tmp_path):
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
-def test_the_spans_of_a_real_job_arrive_with_the_times_of_its_steps(observed, start):
+def test_the_spans_of_a_real_job_arrive_with_the_times_of_its_steps(observed, sftriage):
     receiver, run = observed.receiver, observed.run
     # THEN there is a window span for every window on record, all in the run's trace
     by_name = receiver.by_name()
     run_id = json.loads((run / "run.json").read_text())["run_id"]
     assert {span.trace_id for span in receiver.spans} == {trace_id_of(run_id).to_bytes(16, "big")}
-    decided = json.loads(start("decisions", "--run", run, "--json").communicate(timeout=60)[0])
+    decided = sftriage("decisions", "--run", run, "--json").json
     about = [receiver.attributes(span) for span in by_name["window"]]
     assert [one["sftriage.first_step"] for one in about] == [one["first_step"] for one in decided]
     assert {one["service.name"] for one in receiver.resources} == {"trainer"}

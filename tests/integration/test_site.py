@@ -175,47 +175,59 @@ def test_the_folder_lasts_as_long_as_the_job_and_extends_the_path(tmp_path, monk
 
 
 ENDS = """
-import os, sys, torch
+import os, sys, torch, torch._dynamo
 from torch import nn
-model = nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(100_000):
-    model(torch.randn(4, 8)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if step == 40:
-        print("trains", flush=True)
-        if sys.argv[1] == "os._exit":
-            os._exit(7)
-        if sys.argv[1] == "a raise":
-            raise ValueError("of the script's own")
+def train(how):
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(1_000_000):
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 40:
+            os.write(1, f"{how} {os.getpid()}\\n".encode())
+            if how == "os._exit":
+                os._exit(7)
+            if how == "a raise":
+                raise ValueError("of the script's own")
+for rank, how in enumerate(sys.argv[1:]):
+    pid = os.fork()
+    if not pid:
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(len(sys.argv) - 1)}
+        train(how)
+for _ in sys.argv[1:]:
+    print(*os.wait(), flush=True)
 """
+STATUSES = {"os._exit": 7, "SIGTERM": -signal.SIGTERM, "SIGKILL": -signal.SIGKILL, "a raise": 1}
 
 
-@pytest.mark.parametrize(
-    ("how", "status"), [("os._exit", 7), ("SIGTERM", -signal.SIGTERM), ("SIGKILL", -signal.SIGKILL), ("a raise", 1)]
-)
-def test_a_ring_is_readable_to_the_last_step_after_any_end(tmp_path, environment, how, status):
-    # GIVEN a script that trains WHEN its process ends, in its own way or somebody else's
+def test_a_ring_is_readable_to_the_last_step_after_any_end(tmp_path, environment):
+    # GIVEN processes that train, each of which ends in its own way or somebody else's
     rings = Path(environment["SFTRIAGE_RINGS"])
     with under_seams(tmp_path, rings) as added:
-        command = [sys.executable, "-c", ENDS, how]
-        process = subprocess.Popen(
-            command, env=environment | added, cwd=rings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert process.stdout.readline() == "trains\n"
-        if status < 0:
-            process.send_signal(-status)
+        command = [sys.executable, "-c", ENDS, *STATUSES]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, env=environment | added, cwd=rings, **pipes)
+        ended = {}
+        while len(ended) < len(STATUSES):
+            first, _, second = process.stdout.readline().rpartition(" ")
+            if first.isdecimal():
+                ended[int(first)] = os.waitstatus_to_exitcode(int(second))
+            elif STATUSES[first] < 0:
+                # WHEN it trains
+                os.kill(int(second), -STATUSES[first])
         _, log = process.communicate(timeout=60)
     # THEN it ends as it would have, and says nothing of us
-    assert process.returncode == status, log
+    assert sorted(ended.values()) == sorted(STATUSES.values()), log
     assert "sftriage" not in log
     # AND every step that it has taken is there
-    (path,) = find_rings(rings)
-    with Ring(path) as ring:
-        steps = [record.step for record in ring.read().steps.records()]
-    assert steps == list(range(2, 2 + len(steps)))
-    assert len(steps) >= 38
+    paths = find_rings(rings)
+    assert len(paths) == len(STATUSES)
+    for path in paths:
+        with Ring(path) as ring:
+            steps = [record.step for record in ring.read().steps.records()]
+        assert steps == list(range(2, 2 + len(steps)))
+        assert len(steps) >= 38
 
 
 COMPILED = """

@@ -1,6 +1,5 @@
 """A real job that only takes its time, then hangs in one stage after the other, and is captured as a whole."""
 
-import json
 import os
 import signal
 import subprocess
@@ -106,16 +105,16 @@ def test_a_rank_that_hangs_is_named_with_its_stage_and_pauses_that_a_job_makes_a
     assert (stood.status, stood.out) == (0, "trained\n"), stood.err
 
 
-def test_who_watches_is_told_of_each_stall_in_a_line_and_it_is_among_the_decisions(stood, start):
+def test_who_watches_is_told_of_each_stall_in_a_line_and_it_is_among_the_decisions(stood, sftriage):
     said = [line for line in stood.err.splitlines() if "Stalled" in line]
     assert len(said) == 3
     assert f"in step {IN_FORWARD}" in said[0]
     assert "rank 1 in forward" in said[0]
-    decided = json.loads(start("decisions", "--run", stood.run, "--json").communicate(timeout=60)[0])
+    decided = sftriage("decisions", "--run", stood.run, "--json").json
     outcomes = [(one["outcome"], one["rule"]) for one in decided if one["label"] == "stalled"]
     assert outcomes[:2] == [("capture", "stuck")] * 2
     assert "capture" not in [outcome for outcome, _ in outcomes[2:]]
-    assert "stalled" in start("decisions", "--run", stood.run).communicate(timeout=60)[0]
+    assert "stalled" in sftriage("decisions", "--run", stood.run).out
 
 
 def test_a_stall_ends_in_one_capture_of_all_ranks_that_says_where_the_rank_hangs(stood):

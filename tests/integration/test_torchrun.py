@@ -21,22 +21,22 @@ POLICY = policy(RULE, name="input")
 
 
 @pytest.mark.parametrize("options", LAUNCHERS)
-def test_a_slow_data_set_is_found_through_workers_and_gradient_accumulation(start, tmp_path, options):
+def test_a_slow_data_set_is_found_through_workers_and_gradient_accumulation(start, sftriage, tmp_path, options):
     # GIVEN a job with data loader workers (forks of the trainer) and several micro-batches a step, of which one is
     # synchronised, or all, with their gradients watched; rank 1's data set becomes slow
     (tmp_path / "input.yaml").write_text(POLICY, encoding="utf-8")
     launcher, name = LAUNCHERS[options]
-    job = [*launcher, 3, JOBS / "accumulate.py", 100, 1, *options]
+    job = [*launcher, 2, JOBS / "accumulate.py", 100, 1, *options]
     run = start("run", "--policy", tmp_path / "input.yaml", "--out", tmp_path / "run", "--", *job)
     _, err = run.communicate(timeout=240)
     assert run.returncode == 0, err
     # THEN the suspect is that rank's data, in the job's own step numbers
-    lines = start("analyze", tmp_path / "run", "--json").communicate(timeout=60)[0].splitlines()
+    lines = sftriage("analyze", tmp_path / "run", "--json").out.splitlines()
     windows = [json.loads(line) for line in lines]
     assert windows[0]["first_step"] == 1010
     assert (1, "data") in [named(window) for window in windows]
     # AND it was captured under the policy's rule, for as many steps as that says
-    (row,) = json.loads(start("traces", "list", "--run", tmp_path / "run", "--json").communicate(timeout=60)[0])
+    (row,) = sftriage("traces", "list", "--run", tmp_path / "run", "--json").json
     assert (row["rank"], row["rule"], row["policy"], row["job"]) == (1, "slow-input", "input", name)
     assert row["last_step"] - row["first_step"] == 1
     assert row["first_step"] > row["window_last_step"] >= 1040
