@@ -165,7 +165,7 @@ class Answers:
         directory, view = self.run_and_view(run)
         summary = RunSummary(view)
         losses = [{**plain(loss), "rank_hours": loss.rank_hours} for loss in view.losses.largest[:MAX_NAMED]]
-        times = None if view.times is None else plain(view.times)
+        times = None if view.times is None else view.times.values()
         return _bounded(
             {
                 **self._about(directory),

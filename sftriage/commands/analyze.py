@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,13 +19,14 @@ from sftriage.errors import InputError, UsageError
 from sftriage.mitigate.advice import Messages, pipeline_of
 from sftriage.model.events import JobPaused
 from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import plain
 from sftriage.policy.fields import size_bytes
 from sftriage.reports.texts import frontier_table, time_table, whatif_tables, windows_table
 from sftriage.runs.directory import RunDirectory, find_run
 from sftriage.runs.hangs import hang_in
 from sftriage.runs.operations import load_operations
 from sftriage.runs.recordings import RecordedRun, detection_of, load_recording
-from sftriage.runs.source import RunSource
+from sftriage.runs.source import RunSource, rank_hour_price
 from sftriage.runs.step_times import TimesReader, attempt_of
 from sftriage.runs.summary import advice_lines, advice_of_run, advice_values
 from sftriage.runs.timetable import Charges, TimeTable
@@ -42,7 +43,7 @@ def analyze(
     path: Annotated[Path, argument("RUN|FILE.npz", "A run directory, or an .npz with durations_s, stages and sync.")],
     window: int | None = option("N", "Steps per window.", "50, or the run's", min=1),
     stride: int | None = option("N", "Steps from the start of one window to the next.", "10, or the run's", min=1),
-    as_json: bool = option("--json", "Print one JSON object per window, one per line."),
+    as_json: bool = option("--json", "Print a JSON object per window, one per line; the last has the run's times."),
 ) -> None:
     """Show where the time of a recording went, window by window, and which ranks and stages are suspects.
 
@@ -61,8 +62,7 @@ def analyze(
     say(*map(str, recording.thinned.values()))
     judged = verdicts_and_pauses(recording.windows(shape), settings_of(detection))
     if as_json:
-        for verdict, _ in judged:
-            print_json(verdict)
+        _print_verdicts(path, recording, judged)
         return
     pairs = list(judged)
     verdicts, pauses = [verdict for verdict, _ in pairs], [pause for _, found in pairs for pause in found]
@@ -76,17 +76,33 @@ def analyze(
     console.print(verdict_sentence(shown))
     for pause in pauses:
         console.print(event_sentence(pause))
-    if (times := _times(path, recording, verdicts, pauses)) is not None:
+    if (times := _times(path, recording, pairs)) is not None:
         console.print(time_table(times))
     if RunDirectory(path).decisions.is_file() and (hang := hang_in(RunDirectory(path))) is not None:
         console.print(f"{caused(hang)} {hang.next_step}")
 
 
-def _times(
-    path: Path, recording: RecordedRun, verdicts: Sequence[Verdict], pauses: Sequence[JobPaused]
-) -> TimeTable | None:
+Judged = tuple[Verdict, Sequence[JobPaused]]
+
+
+def _print_verdicts(path: Path, recording: RecordedRun, judged: Iterable[Judged]) -> None:
+    last: list[Verdict] = []
+
+    def printed() -> Iterator[Judged]:
+        for verdict, pauses in judged:
+            for before in last:
+                print_json(before)
+            last[:] = [verdict]
+            yield verdict, pauses
+
+    times = _times(path, recording, printed())
+    for verdict in last:
+        print_json(plain(verdict) | {"times": times and times.values()})
+
+
+def _times(path: Path, recording: RecordedRun, judged: Iterable[Judged]) -> TimeTable | None:
     """Where the time of a run went; of other recordings, by the verdicts on them."""
-    run = RunDirectory(path)
+    charges, run = Charges.of_judged(judged), RunDirectory(path)
     view = RunSource(lambda: run).view()
     if view.rows:
         return view.times
@@ -95,7 +111,7 @@ def _times(
     else:
         attempts = TimesReader(StepLogs(run.steps if run.steps.is_dir() else path)).read(ended=True)
     begin_s = attempts[0].begin_s if attempts else 0.0
-    return add_up(begin_s, 0.0, attempts, Charges.of_verdicts(verdicts, pauses), ended=False)
+    return add_up(begin_s, 0.0, attempts, charges, ended=False, price=rank_hour_price())
 
 
 def whatif(

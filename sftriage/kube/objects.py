@@ -301,6 +301,7 @@ class StragglerCost(ObjectModel):
     stragglers_s: Number = None
     """Seconds lost to the named suspects; each step counts once, for the first suspect named."""
     stragglers_rank_hours: Number = Field(default=None, description="The same, multiplied by the ranks that waited.")
+    stragglers_cost: Word | None = Field(default=None, description="What that costs, if a rank-hour has a price.")
     captures_s: Number = Field(default=None, description="Seconds lost to captures, as far as measured.")
     wall_s: Number = Field(default=None, description="Seconds that the run has taken so far.")
     useful_s: Number = Field(default=None, description="Those of them that went to useful steps.")

@@ -371,6 +371,7 @@ def _cost(view: View) -> objects.StragglerCost:
     return objects.StragglerCost(
         stragglers_s=round(view.losses.lost_s, 3),
         stragglers_rank_hours=round(view.losses.rank_s / 3600, 6),
+        stragglers_cost=None if view.times is None else view.times.money(view.losses.rank_s / 3600) or None,
         captures_s=round(captures_cost_s(view.notes), 3),
         wall_s=None if view.times is None else round(view.times.wall_s, 3),
         useful_s=None if view.times is None else round(view.times.rows[0].seconds, 3),

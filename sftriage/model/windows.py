@@ -29,6 +29,9 @@ EXCHANGE = "exchange"
 """Sync stage of collectives timed wherever they occur (`sftriage.trainer.seams`): in any stage, perhaps in some
 steps only."""
 
+LOADER_START = "loader start"
+"""What a rank notes of a step, if nothing else, in which its data loader starts its workers anew."""
+
 MAX_STAGES = 32
 MAX_STAGE_NAME_BYTES = 31
 STAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]*")
@@ -256,6 +259,7 @@ class Window:
     - ``hosts``, ``cohorts``: each rank's host, and its role: ranks of one cohort do the same work;
     - ``kinds``: each step's kind, "" for an ordinary one: what (nearly) all ranks note;
     - ``noted_NR``: kinds that only some ranks note, "" elsewhere;
+    - ``loaders_N``: steps in which a rank's data loader started its workers anew;
     - ``work_NR``: the work of each rank's step (tokens, samples), 0 if not noted;
     - ``counted_NRC``: the kernel's counters of the rank, in the order of `COUNTERS`; NaN if unknown;
     - ``on_device``: some rank's steps run on a device for which its host does not wait: the host's durations are then
@@ -286,6 +290,7 @@ class Window:
     counted_NRC: NDArray[np.floating[Any]] | None = None
     device_ready_NR: FloatArray | None = None
     noted_NR: NDArray[Any] | None = None
+    loaders_N: BoolArray | None = None
 
     def noted(self, n: int) -> tuple[str, ...]:
         """The kinds that any rank notes for the n-th step of the window."""
@@ -373,7 +378,7 @@ def _joined(name: str, windows: Sequence[Window]) -> Any:
     lengths = [len(window.durations_NRS) for window in windows]
     if name == "kinds":
         return tuple(kind for part, n in zip(parts, lengths, strict=True) for kind in part or ("",) * n)
-    unknown = {"work_NR": 0, "capturing_N": 0, "noted_NR": ""}.get(name, np.nan)
+    unknown = {"work_NR": 0, "capturing_N": 0, "loaders_N": 0, "noted_NR": ""}.get(name, np.nan)
     shape, dtype = there[0].shape[1:], there[0].dtype
     known = (np.full((n, *shape), unknown, dtype) if p is None else p for p, n in zip(parts, lengths, strict=True))
     return np.concatenate(tuple(known))

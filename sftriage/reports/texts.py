@@ -70,11 +70,11 @@ def time_table(times: TimeTable) -> Table:
     """Where a run's time went."""
     from sftriage.words.run import time_row_detail, time_row_name  # (imports msgspec)
 
-    table = titled(f"Where {verdicts.lasted(times.wall_s)} went", ["", ""], ["time", "share", "rank-hours"])
+    numbers = ["time", "share", "rank-hours", *["cost"] * bool(times.price)]
+    table = titled(f"Where {verdicts.lasted(times.wall_s)} went", ["", ""], numbers)
     for row in times.rows:
-        hours = f"{times.rank_s(row) / 3600.0:.2g}" if times.ranks else ""
-        about = time_row_name(row), time_row_detail(row)
-        table.add_row(*about, verdicts.lasted(row.seconds), f"{times.share(row):.1%}", hours)
+        about = time_row_name(row), time_row_detail(row), verdicts.lasted(row.seconds), f"{times.share(row):.1%}"
+        table.add_row(*about, f"{row.rank_hours:.2g}", *[times.money(row.rank_hours)] * bool(times.price))
     return table
 
 

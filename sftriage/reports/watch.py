@@ -51,7 +51,7 @@ def picture_values(shown: RunSummary, place: str) -> dict[str, Any]:
         "candidates": () if telling is None else telling.candidates,
         "captures": captures_of(view)[:MAX_CAPTURES],
         "losses": view.losses.largest,
-        "times": view.times,
+        "times": view.times and view.times.values(),
         "telemetry": {
             "ranks": view.telemetry.ranks,
             "world_size": view.telemetry.world_size,

@@ -7,6 +7,8 @@ and reads only what changed since the last time.
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -15,6 +17,7 @@ from concurrent import futures
 from copy import copy
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 
@@ -25,12 +28,15 @@ from sftriage.runs import liveness
 from sftriage.runs.decisions import JournalRecord, JournalTail, RequestRow, WindowRow
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, started_runs
 from sftriage.runs.lateness import HeatMap, HeatSource, StepTracks, steps_beside, tracks_of
-from sftriage.runs.step_times import TimesReader, attempts_of
-from sftriage.runs.timetable import Charges, TimeTable, time_table
+from sftriage.runs.step_times import TimesReader
+from sftriage.runs.timetable import AMOUNT, Charges, TimeTable, time_table
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.store import UPLOAD_NAME, LocalStore, Upload
 from sftriage.windows.logs import LOG_KIND, StepLogs
 
+log = logging.getLogger("sftriage")
+
+PRICE_ENV = "SFTRIAGE_RANK_HOUR"
 KEPT_MAPS = 8
 STALE_S = 120.0
 """A running job is marked as late if no window was judged for longer."""
@@ -345,14 +351,21 @@ class RunSource:
                 failing=fails,
                 hosts={} if named is None else opened.telemetry.hosts(named.attempt, named.suspects[0].ranks),
                 directory=str(run.path),
-                times=None
-                if info is None
-                else _times(info, opened.times, journal, telemetry.world_size or 0, going=going),
+                times=None if info is None else _times(info, opened.times, journal, going=going),
             )
         return self._view
 
 
-def _times(info: RunInfo, steps: TimesReader, journal: JournalRecord, ranks: int, *, going: bool) -> TimeTable | None:
+@lru_cache(maxsize=1)
+def rank_hour_price() -> str:
+    """The price of a rank-hour; "" if none is set, or it has no amount."""
+    price = os.environ.get(PRICE_ENV, "")
+    if price and not AMOUNT.search(price):
+        log.warning("%s=%s: not a price, such as 2.50 USD", PRICE_ENV, price)
+    return price if AMOUNT.search(price) else ""
+
+
+def _times(info: RunInfo, steps: TimesReader, journal: JournalRecord, *, going: bool) -> TimeTable | None:
     ended_at = "" if going else info.ended_at or ""
     begin_s, end_s = (datetime.fromisoformat(at).timestamp() if at else 0.0 for at in (info.created_at, ended_at))
     # (a compaction may have removed the first windows)
@@ -367,8 +380,8 @@ def _times(info: RunInfo, steps: TimesReader, journal: JournalRecord, ranks: int
         stalls={(row.attempt, row.first_step): row.exposed_s for row in journal.rows if row.label == "stalled"},
         judged_from=judged_from,
     )
-    attempts = steps.read(ended=not going) or attempts_of(journal.rows, ranks)
-    return time_table(begin_s, end_s, attempts, charges, ended=ended_at != "")
+    attempts = steps.read(ended=not going)
+    return time_table(begin_s, end_s, attempts, charges, ended=ended_at != "", price=rank_hour_price())
 
 
 MAX_LISTED = 50

@@ -1,21 +1,19 @@
 """The times of a run's recorded steps for its time table: how long they took, and which were long, and why.
 
 `TimesReader` reads the logs of a sample of the ranks as they grow, in blocks of steps, and keeps of each block a few
-numbers and its long steps. Axes: N steps, K of them that are complete, R ranks (of the sample), S stages, W steps
-around a step, E long steps.
+numbers and its long steps. It reads a long step of all ranks if no rank of the sample explains it. Axes: N steps, K of
+them that are complete, R ranks, S stages, W steps around a step, E long steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.model.windows import OTHER, Window
-from sftriage.runs.decisions import WindowRow
+from sftriage.model.windows import LOADER_START, OTHER, Window
 from sftriage.trainer.layout import RingInfo
 from sftriage.verdict.accounting import anchored, medians
 from sftriage.windows.logs import LogReader, StepLogs, windows
@@ -23,6 +21,9 @@ from sftriage.windows.logs import LogReader, StepLogs, windows
 BLOCK_STEPS, MARGIN_STEPS = 512, 24
 """Steps of a block, and the steps on either side of a step whose median is its usual time."""
 MAX_READ_RANKS = 4
+MAX_SOUGHT, SOUGHT_RANKS, BEFORE_STEPS = 8192, 1024, 8
+"""Of a block's long steps the longest are read of all ranks: that many steps of ranks, of so many ranks at most, each
+with the steps before it."""
 MIN_LONG_FRACTION, MIN_LONG_SPREADS = 0.5, 4.0
 """A long step exceeds the usual step by at least this fraction, and by this multiple of the upper quartile's excess."""
 MOST = 0.5
@@ -30,11 +31,92 @@ MOST = 0.5
 ALL_RANKS, NO_RANK = -1, -2
 
 FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
 LONG = np.dtype([("step", "i8"), ("over_s", "f8"), ("rank", "i4"), ("stage", "U32"), ("kind", "U16")])
 """A step, its time over the usual step's, the rank that the others wait for (`ALL_RANKS`, `NO_RANK`), the stage in
 which it does, and the kind that it notes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepBlock:
+    """What is kept of consecutive steps: their number, the time they took, the last of them, and the long ones."""
+
+    n_steps: int
+    steps_s: float
+    last_step: int
+    long_E: NDArray[np.void]
+
+    @classmethod
+    def of(cls, window: Window, ranks: Sequence[int], n_ranks: int, first_step: int, end_step: int) -> StepBlock:
+        """The block from ``first_step`` to before ``end_step``; the window may have steps around it."""
+        # (a rank's time after the last sync stage is in the step to which it belongs, and not where others wait for it)
+        exact = anchored(window)
+        known_K = np.flatnonzero(exact.complete_N)
+        times_K, step_K = exact.advances_NS[known_K].sum(axis=1), window.first_step + known_K
+        within_K = (step_K >= first_step) & (step_K < end_step)
+        if not within_K.any():
+            return cls(0, 0.0, -1, np.zeros(0, LONG))
+        usual_K = _usual(times_K)
+        over_K = times_K - usual_K
+        low_s, high_s = np.quantile(over_K, (0.5, 0.75))
+        least_K = np.maximum(MIN_LONG_FRACTION * usual_K, MIN_LONG_SPREADS * (high_s - low_s))
+        long = np.flatnonzero(within_K & (over_K >= least_K))
+        found_E = np.zeros(len(long), LONG)
+        found_E["step"], found_E["over_s"] = step_K[long], over_K[long]
+        explain(found_E, window, ranks, n_ranks)
+        return cls(int(within_K.sum()), float(times_K[within_K].sum()), int(step_K[within_K][-1]), found_E)
+
+
+def _usual(times_K: FloatArray) -> FloatArray:
+    """The median of the steps around each step."""
+    around_KW = np.lib.stride_tricks.sliding_window_view(
+        np.pad(times_K, MARGIN_STEPS, mode="reflect" if len(times_K) > 1 else "edge"), 2 * MARGIN_STEPS + 1
+    )
+    return medians(around_KW)
+
+
+def explain(found_E: NDArray[np.void], window: Window, ranks: Sequence[int], n_ranks: int) -> None:
+    """Set whose some long steps of a window of ``ranks``, of ``n_ranks`` in all, are: rank, stage and kind."""
+    if not len(found_E):
+        return
+    schema, known_K = window.schema, np.flatnonzero(np.isfinite(window.durations_NRS).all(axis=(1, 2)))
+    spent_KRS = window.durations_NRS[known_K]
+    if window.between_NR is not None:
+        spent_KRS[:, :, schema.stages.index(OTHER)] += np.nan_to_num(window.between_NR[known_K])
+    # The time of each rank outside the sync stages, and in the split one until its last gradient was ready.
+    local = [index for index, stage in enumerate(schema.stages) if stage not in schema.sync]
+    own_KR: FloatArray = spent_KRS[:, :, local].sum(axis=2)
+    if window.ready_NR is not None and schema.split_sync is not None:
+        own_KR = own_KR + np.nan_to_num(window.ready_NR[known_K])
+    common_KS = spent_KRS.min(axis=1)
+    more_KS, more_KR = common_KS - np.median(common_KS, axis=0), own_KR - np.median(own_KR, axis=0)
+    for found, n in zip(found_E, found_E["step"] - window.first_step, strict=True):
+        (k,), least_s = np.flatnonzero(known_K == n), MOST * float(found["over_s"])
+        rank, index = NO_RANK, int(more_KS[k].argmax())
+        stage = schema.stages[index] if more_KS[k, index] >= least_s else ""
+        last = int(more_KR[k].argmax())
+        others_s = np.delete(more_KR[k], last)
+        if stage in schema.sync and len(ranks) < n_ranks:
+            stage = ""  # (these ranks may all wait for one of the others)
+        elif stage or more_KR[k].min() >= least_s:
+            rank = ALL_RANKS
+        elif len(others_s) and more_KR[k, last] - np.median(others_s) >= least_s:
+            rank = ranks[last]
+        found["rank"], found["kind"] = _noted(window, ranks, int(n), rank, stage)
+        found["stage"] = stage
+
+
+def _noted(window: Window, ranks: Sequence[int], n: int, rank: int, stage: str) -> tuple[int, str]:
+    """The rank that causes a step's extra time, by what the ranks note of it, and that note."""
+    if window.kinds is not None and window.kinds[n]:
+        return rank, window.kinds[n]
+    if rank == ALL_RANKS:
+        anew = window.loaders_N is not None and window.loaders_N[n] and stage == "data"
+        return rank, LOADER_START if anew else ""
+    noted = {} if window.noted_NR is None else dict(zip(ranks, window.noted_NR[n].tolist(), strict=True))
+    by = [each for each, kind in noted.items() if kind]
+    of = rank if rank in by or not by else by[0]
+    return of, noted.get(of, "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,110 +141,31 @@ class AttemptTimes:
     removed_steps: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StepBlock:
-    """What is kept of consecutive steps: their number, the time they took, the last of them, and the long ones."""
-
-    n_steps: int
-    steps_s: float
-    last_step: int
-    long_E: NDArray[np.void]
-
-    @classmethod
-    def of(cls, window: Window, ranks: Sequence[int], first_step: int, end_step: int) -> StepBlock:
-        """The block from ``first_step`` to before ``end_step``; the window may have steps around it."""
-        # (a rank's time after the last sync stage is in the step to which it belongs, and not where others wait for it)
-        exact = anchored(window)
-        known = np.flatnonzero(exact.complete_N)
-        times_K, step_K = exact.advances_NS[known].sum(axis=1), window.first_step + known
-        within_K = (step_K >= first_step) & (step_K < end_step)
-        if not within_K.any():
-            return cls(0, 0.0, -1, np.zeros(0, LONG))
-        usual_K = _usual(times_K)
-        over_K = times_K - usual_K
-        low_s, high_s = np.quantile(over_K, (0.5, 0.75))
-        least_K = np.maximum(MIN_LONG_FRACTION * usual_K, MIN_LONG_SPREADS * (high_s - low_s))
-        long = np.flatnonzero(within_K & (over_K >= least_K))
-        found_E = np.zeros(len(long), LONG)
-        found_E["step"], found_E["over_s"] = step_K[long], over_K[long]
-        if len(long):
-            spent_KRS = window.durations_NRS[known]
-            if window.between_NR is not None:
-                spent_KRS[:, :, window.schema.stages.index(OTHER)] += window.between_NR[known]
-            common_KS, own_KR = spent_KRS.min(axis=1), _own(window, spent_KRS, known)
-            more_ES, own_ER = common_KS[long] - np.median(common_KS, axis=0), own_KR[long] - np.median(own_KR, axis=0)
-            for e, k in enumerate(long.tolist()):
-                rank, found_E[e]["stage"] = _whose(window, ranks, more_ES[e], own_ER[e], float(over_K[k]))
-                found_E[e]["rank"], found_E[e]["kind"] = _noted(window, ranks, int(known[k]), rank)
-        return cls(int(within_K.sum()), float(times_K[within_K].sum()), int(step_K[within_K][-1]), found_E)
-
-
-def _usual(times_K: FloatArray) -> FloatArray:
-    """The median of the steps around each step."""
-    around_KW = np.lib.stride_tricks.sliding_window_view(
-        np.pad(times_K, MARGIN_STEPS, mode="reflect" if len(times_K) > 1 else "edge"), 2 * MARGIN_STEPS + 1
-    )
-    return medians(around_KW)
-
-
-def _own(window: Window, spent_KRS: FloatArray, known: NDArray[np.intp]) -> FloatArray:
-    """The time of each rank outside the sync stages, and in the split one until its last gradient was ready."""
-    schema = window.schema
-    local = [index for index, stage in enumerate(schema.stages) if stage not in schema.sync]
-    own_KR: FloatArray = spent_KRS[:, :, local].sum(axis=2)
-    if window.ready_NR is not None and schema.split_sync is not None:
-        own_KR = own_KR + np.nan_to_num(window.ready_NR[known])
-    return own_KR
-
-
-def _whose(
-    window: Window, ranks: Sequence[int], more_S: FloatArray, own_R: FloatArray, over_s: float
-) -> tuple[int, str]:
-    """The rank that causes a long step's extra time, and the stage; `ALL_RANKS` if all of them have most of it."""
-    stages, stage = window.schema.stages, int(np.argmax(more_S))
-    if more_S[stage] >= MOST * over_s:
-        return ALL_RANKS, stages[stage]
-    if own_R.min() >= MOST * over_s:
-        return ALL_RANKS, ""
-    last = int(own_R.argmax())
-    others = np.delete(own_R, last)
-    if len(others) and own_R[last] - np.median(others) >= MOST * over_s:
-        return ranks[last], ""
-    return NO_RANK, ""
-
-
-def _noted(window: Window, ranks: Sequence[int], n: int, rank: int) -> tuple[int, str]:
-    """The rank that causes a step's extra time, by what the ranks note of it, and that note."""
-    if window.kinds is not None and window.kinds[n]:
-        return rank, window.kinds[n]
-    noted = [] if window.noted_NR is None else window.noted_NR[n].tolist()
-    by = [r for r, kind in zip(ranks, noted, strict=True) if kind] if noted else []
-    if not by or rank == ALL_RANKS:
-        return rank, ""
-    of = rank if rank in by else by[0]
-    return of, str(noted[ranks.index(of)])
-
-
 class _Attempt:
     """Reads the logs of one attempt's ranks block by block; blocks that can no longer change are read once."""
 
     def __init__(self, first: int) -> None:
         self.first, self.blocks, self.next_step = first, list[StepBlock](), first
+        self._sought: dict[int, tuple[int, str, str]] = {}
 
-    def read(self, readers: Mapping[int, LogReader], *, ended: bool) -> list[StepBlock]:
+    def read(
+        self, readers: Mapping[int, LogReader], everyone: Callable[[], Mapping[int, LogReader]], *, ended: bool
+    ) -> list[StepBlock]:
         """All blocks, as far as the logs have grown."""
+        n_ranks = next(iter(readers.values())).info.world_size
         ranks, open_blocks, step = list(readers), list[tuple[int, StepBlock]](), self.next_step
         while True:
             run = max(0, step - MARGIN_STEPS), BLOCK_STEPS + MARGIN_STEPS + min(step, MARGIN_STEPS)
-            (window,) = windows(readers, [run], MAX_READ_RANKS * 2 * BLOCK_STEPS)
-            block = StepBlock.of(window, ranks, step, step + BLOCK_STEPS)
+            (window,) = windows(readers, [run], len(ranks) * 2 * BLOCK_STEPS)
+            block = StepBlock.of(window, ranks, n_ranks, step, step + BLOCK_STEPS)
             if not block.n_steps:
-                starts = (log.first_step(path) for log in readers.values() for path in log.files.segments)
-                later = min((start for start in starts if start is not None and start > step), default=None)
+                later = min((start for start in _starts(readers) if start > step), default=None)
                 if later is None:
                     break
                 step = max(step + BLOCK_STEPS, later)
                 continue
+            if len(ranks) < n_ranks and (block.long_E["rank"] == NO_RANK).any():
+                self._seek(block.long_E, everyone(), n_ranks)
             open_blocks.append((step, block))
             step += BLOCK_STEPS
             whole = bool(np.isfinite(window.durations_NRS[-1]).all())
@@ -172,6 +175,33 @@ class _Attempt:
             del open_blocks[: len(final)]
             self.next_step = open_blocks[0][0] if open_blocks else step
         return [*self.blocks, *(found for _, found in open_blocks)]
+
+    def _seek(self, long_E: NDArray[np.void], everyone: Mapping[int, LogReader], n_ranks: int) -> None:
+        """Set whose the longest of those steps are for which the sample's ranks all waited. Each step is read once."""
+        waited = np.flatnonzero(long_E["rank"] == NO_RANK)
+        longest = waited[long_E["over_s"][waited].argsort()[::-1]][: max(1, MAX_SOUGHT // len(everyone))]
+        new = [e for e in longest.tolist() if int(long_E["step"][e]) not in self._sought]
+        runs = [(max(0, step - BEFORE_STEPS), min(step, BEFORE_STEPS) + 1) for step in long_E["step"][new].tolist()]
+        for e, window in zip(new, windows(everyone, runs, len(everyone) * len(runs) * (BEFORE_STEPS + 1)), strict=True):
+            exact, one_E = anchored(window), long_E[[e]]
+            # (ranks may not have ended it yet)
+            if not exact.complete_N[-1]:
+                continue
+            # What a rank does after the last sync stage belongs to the step before that in which the others wait.
+            times_N = exact.advances_NS.sum(axis=1)
+            over_s = times_N[-2:-1].sum() - np.median(times_N[exact.complete_N])
+            one_E["step"] -= over_s >= MOST * one_E["over_s"]
+            explain(one_E, window, list(everyone), n_ranks)
+            self._sought[int(long_E["step"][e])] = one_E[["rank", "stage", "kind"]][0].item()
+        for e in longest.tolist():
+            if (known := self._sought.get(int(long_E["step"][e]))) is not None:
+                long_E["rank"][e], long_E["stage"][e], long_E["kind"][e] = known
+
+
+def _starts(readers: Mapping[int, LogReader]) -> list[int]:
+    """The first steps of all segments."""
+    starts = (log.first_step(path) for log in readers.values() for path in log.files.segments)
+    return [start for start in starts if start is not None]
 
 
 @dataclass(slots=True)
@@ -196,15 +226,17 @@ class TimesReader:
         return found
 
     def _of(self, attempt: int, ended: bool) -> AttemptTimes | None:
-        there = sorted(self.logs.attempts[attempt])
-        readers = self.logs.of(attempt, there[:: -(-len(there) // MAX_READ_RANKS)])
-        starts = (log.first_step(path) for log in readers.values() for path in log.files.segments)
-        first = min((start for start in starts if start is not None), default=None)
-        if first is None:
+        def some(most: int) -> Mapping[int, LogReader]:
+            there = sorted(self.logs.attempts[attempt])
+            return self.logs.of(attempt, there[:: -(-len(there) // most)])
+
+        readers = some(MAX_READ_RANKS)
+        if not (starts := _starts(readers)):
             return None
-        blocks = self._attempts.setdefault(attempt, _Attempt(first)).read(readers, ended=ended)
+        reading = self._attempts.setdefault(attempt, _Attempt(min(starts)))
+        blocks = reading.read(readers, lambda: some(SOUGHT_RANKS), ended=ended)
         last = max((block.last_step for block in blocks), default=-1)
-        ends = [_ends(log, first, last) for log in readers.values()]
+        ends = [_ends(log, reading.first, last) for log in readers.values()]
         moments = [moment for moment in ends if moment is not None]
         if not moments:
             return None
@@ -213,7 +245,7 @@ class TimesReader:
             ranks=next(iter(readers.values())).info.world_size,
             begin_s=min(begin_s for begin_s, _, _ in moments),
             end_s=max(end_s for _, end_s, _ in moments),
-            first_step=first,
+            first_step=reading.first,
             last_step=last,
             n_steps=sum(block.n_steps for block in blocks),
             steps_s=sum(block.steps_s for block in blocks),
@@ -239,22 +271,6 @@ def _wall_s(info: RingInfo, at_ns: int) -> float:
 def attempt_of(window: Window) -> AttemptTimes:
     """The steps of a recording without moments, as if it began at 0."""
     ranks = range(window.durations_NRS.shape[1])
-    block = StepBlock.of(window, ranks, window.first_step, window.last_step + 1)
+    block = StepBlock.of(window, ranks, len(ranks), window.first_step, window.last_step + 1)
     steps = window.first_step, window.last_step, block.n_steps, block.steps_s, block.long_E
     return AttemptTimes(window.attempt, len(ranks), 0.0, block.steps_s, *steps)
-
-
-def attempts_of(rows: Sequence[WindowRow], ranks: int) -> list[AttemptTimes]:
-    """The attempts of a run whose steps are not on record, by its judged windows."""
-    attempts = []
-    ended = [row for row in rows if row.label != "stalled"]
-    for attempt, grouped in groupby(ended, lambda row: row.attempt):
-        of_attempt = list(grouped)
-        first, n_steps, steps_s = of_attempt[0].first_step, 0, 0.0
-        last, end_s = first - 1, of_attempt[-1].time_s
-        for row in of_attempt:
-            new = max(0, row.last_step - max(last, row.first_step - 1))
-            n_steps, steps_s, last = n_steps + new, steps_s + new * row.exposed_s, max(last, row.last_step)
-        moments = end_s - steps_s, end_s
-        attempts.append(AttemptTimes(attempt, ranks, *moments, first, last, n_steps, steps_s, np.zeros(0, LONG)))
-    return attempts

@@ -10,22 +10,37 @@ Axes: E long steps.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import reduce
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.model.events import CostMeasured, JobPaused
 from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import plain
 from sftriage.policy.state import AddedLoss, Losses
 from sftriage.runs.step_times import ALL_RANKS, AttemptTimes
 from sftriage.verdict.regression import LEAST_PAUSE_S, PAUSE_STEPS
 
-_OfSteps = Literal["useful", "suspect", "alone", "shared", "pause", "stall", "capture", "warm_up", "unaccounted"]
-RowCode = _OfSteps | Literal["start", "restart", "end"]
+RowCode = Literal[
+    "useful",
+    "suspect",
+    "alone",
+    "shared",
+    "pause",
+    "stall",
+    "capture",
+    "warm_up",
+    "unaccounted",
+    "start",
+    "restart",
+    "end",
+]
 """``alone``: one rank's work, for which the others wait; ``shared``: what all ranks do in some steps."""
 
 FloatArray = NDArray[np.float64]
@@ -38,6 +53,8 @@ MIN_LEFT = 0.1
 MAX_ROWS_OF_CODE = 6
 """Rows with one code; smaller ones are added up as ``others``."""
 OTHERS = "others"
+AMOUNT = re.compile(r"\d+(\.\d+)?")
+"""The amount in a price such as ``2.50 USD`` or ``$2.50``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +62,7 @@ class TimeRow:
     """Seconds of a run's wall clock that went to one thing, in ``steps`` steps, or that many times.
 
     ``subject`` and ``stage`` say which: a suspect, a rank, or "" for all ranks, and where. ``kind`` is what the ranks
-    note of the work. It comes every ``period_steps`` steps, if that is regular.
+    note of the work. It comes every ``period_steps`` steps, if that is regular. All ranks spend the time.
     """
 
     code: RowCode
@@ -55,15 +72,21 @@ class TimeRow:
     stage: str = ""
     kind: str = ""
     period_steps: int | None = None
+    rank_hours: float = 0.0
+
+    def plus(self, other: TimeRow) -> TimeRow:
+        """The row with the numbers of another one added."""
+        numbers = ("seconds", "steps", "rank_hours")
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in numbers})
 
 
 @dataclass(frozen=True, slots=True)
 class TimeTable:
-    """Rows that sum to ``wall_s``: useful steps first, then by their seconds. ``ranks`` is the world size."""
+    """Rows that sum to ``wall_s``: useful steps first, then by their seconds. ``price``: of a rank-hour, or ""."""
 
     wall_s: float
-    ranks: int
     rows: tuple[TimeRow, ...]
+    price: str = ""
 
     @property
     def by_code(self) -> dict[str, float]:
@@ -71,12 +94,24 @@ class TimeTable:
         codes = dict.fromkeys(row.code for row in self.rows)
         return {code: sum(row.seconds for row in self.rows if row.code == code) for code in codes}
 
-    def rank_s(self, row: TimeRow) -> float:
-        return row.seconds * self.ranks
-
     def share(self, row: TimeRow) -> float:
         """The row's fraction of the wall clock."""
         return row.seconds / self.wall_s if self.wall_s else 0.0
+
+    def cost(self, rank_hours: float) -> float | None:
+        """What some rank-hours cost, in the currency of the price; None without a price."""
+        amount = AMOUNT.search(self.price)
+        return None if amount is None else float(amount[0]) * rank_hours
+
+    def money(self, rank_hours: float) -> str:
+        """The same as it is shown, like the price; "" without a price."""
+        cost = self.cost(rank_hours)
+        return "" if cost is None else AMOUNT.sub(f"{cost:,.2f}", self.price, count=1)
+
+    def values(self) -> dict[str, Any]:
+        """The table as JSON values."""
+        rows = [plain(row) | ({"cost": self.cost(row.rank_hours)} if self.price else {}) for row in self.rows]
+        return {"wall_s": self.wall_s, "price": self.price or None, "rows": rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +133,26 @@ class Charges:
     judged_from: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of_verdicts(cls, verdicts: Sequence[Verdict], pauses: Sequence[JobPaused]) -> Charges:
-        losses, added = Losses(), list[AddedLoss]()
-        for verdict in verdicts:
+    def of_judged(cls, judged: Iterable[tuple[Verdict, Sequence[JobPaused]]]) -> Charges:
+        """The charges of verdicts in order, each with the pauses that its window was the first to show."""
+        losses, added, pauses, judged_from = Losses(), list[AddedLoss](), list[JobPaused](), dict[int, int]()
+        for verdict, found in judged:
+            pauses += found
+            judged_from.setdefault(verdict.attempt, verdict.first_step)
             if (new := losses.added_by(verdict)) is not None:
                 losses = losses.plus(new)
                 added.append(new)
-        return cls(losses, added, pauses, judged_from={of.attempt: of.first_step for of in reversed(verdicts)})
+        return cls(losses, added, pauses, judged_from=judged_from)
 
 
 def time_table(
-    begin_s: float, end_s: float, attempts: Sequence[AttemptTimes], charges: Charges, *, ended: bool = True
+    begin_s: float,
+    end_s: float,
+    attempts: Sequence[AttemptTimes],
+    charges: Charges,
+    *,
+    ended: bool = True,
+    price: str = "",
 ) -> TimeTable | None:
     """The table of a run from its begin to its end, in seconds since the epoch; None without a recorded step.
 
@@ -121,66 +165,68 @@ def time_table(
     for number, times in enumerate(attempts):
         first_s, removed = max(at_s, times.begin_s), 0 if number else times.removed_steps
         removed_s = min(first_s - at_s, removed * times.steps_s / times.n_steps)
-        rows.beside("restart" if number else "start", first_s - at_s - removed_s)
+        rows.beside("restart" if number else "start", first_s - at_s - removed_s, times.ranks)
         at_s = max(first_s, times.end_s)
-        rows.steps += removed + times.last_step + 1 - times.first_step
-        rows.of_steps_s += removed_s + at_s - first_s
+        steps = TimeRow("useful", removed_s + at_s - first_s, removed + times.last_step + 1 - times.first_step)
+        rows.useful = rows.useful.plus(_of_ranks(steps, times.ranks))
         _Claims(rows, times, charges).make(at_s - first_s)
         until_s = attempts[number + 1].begin_s if number + 1 < len(attempts) else end_s if ended else math.inf
-        stalls = (
-            s for (attempt, step), s in charges.stalls.items() if attempt == times.attempt and step > times.last_step
-        )
+        stalls = (s for (of, step), s in charges.stalls.items() if of == times.attempt and step > times.last_step)
         stall_s = max(0.0, min(max(stalls, default=0.0), until_s - at_s))
-        rows.beside("stall", stall_s)
+        rows.beside("stall", stall_s, times.ranks)
         at_s += stall_s
-    rows.beside("end" if ended else "unaccounted", end_s - at_s)
-    wall_s = max(end_s, at_s) - begin_s
+    rows.beside("end" if ended else "unaccounted", end_s - at_s, attempts[-1].ranks)
     for key, loss in charges.losses.by_suspect.items():
         # (the rest of what was claimed as work that it notes is that row's, and not another fault)
-        if (seconds := loss.lost_s - rows.claimed[key]) >= MIN_LEFT * loss.lost_s:
-            rows.claim(TimeRow("suspect", seconds, loss.steps, loss.who, loss.where))
-    return TimeTable(wall_s, max(times.ranks for times in attempts), tuple(rows.ordered()))
+        if loss.lost_s and (seconds := loss.lost_s - rows.claimed[key]) >= MIN_LEFT * loss.lost_s:
+            rows.claim(TimeRow("suspect", seconds, loss.steps, loss.who, loss.where), loss.rank_s / loss.lost_s)
+    return TimeTable(max(end_s, at_s) - begin_s, tuple(rows.ordered()), price)
 
 
 class _Rows:
-    """Adds up rows. What is claimed of the steps' time leaves the rest of it to the useful row.
+    """Adds up rows. What is claimed of the steps' time leaves the rest of it to the ``useful`` row.
 
     ``claimed`` is what other rows take of a suspect's loss, by its key.
     """
 
     def __init__(self) -> None:
-        self.steps, self.of_steps_s = 0, 0.0
-        self.claimed: defaultdict[str, float] = defaultdict(float)
+        self.useful, self.claimed = TimeRow("useful", 0.0), defaultdict[str, float](float)
         self._claims: dict[TimeRow, TimeRow] = {}
         self._beside: dict[TimeRow, TimeRow] = {}
 
-    def claim(self, row: TimeRow) -> None:
+    def claim(self, row: TimeRow, ranks: float) -> None:
         """Add a row to those of the same steps' time; its key is all but its numbers."""
-        _add(self._claims, row)
+        _add(self._claims, row, ranks)
 
-    def beside(self, code: RowCode, seconds: float) -> None:
-        _add(self._beside, TimeRow(code, seconds, 1))
+    def beside(self, code: RowCode, seconds: float, ranks: int) -> None:
+        _add(self._beside, TimeRow(code, seconds, 1), ranks)
 
     def ordered(self) -> Iterator[TimeRow]:
         claimed_s = sum(row.seconds for row in self._claims.values())
         # The journal's costs are estimates: together they may exceed the time that there was.
-        scale = min(1.0, self.of_steps_s / claimed_s) if claimed_s else 1.0
-        rows = [replace(row, seconds=row.seconds * scale) for row in self._claims.values()]
-        yield TimeRow("useful", max(0.0, self.of_steps_s - claimed_s), self.steps)
+        part = min(1.0, self.useful.seconds / claimed_s) if claimed_s else 1.0
+        rows = [
+            replace(row, seconds=row.seconds * part, rank_hours=row.rank_hours * part) for row in self._claims.values()
+        ]
+        rank_hours = max(0.0, self.useful.rank_hours - sum(row.rank_hours for row in rows))
+        yield replace(self.useful, seconds=max(0.0, self.useful.seconds - claimed_s), rank_hours=rank_hours)
         by_code: defaultdict[RowCode, list[TimeRow]] = defaultdict(list)
         for row in sorted((*rows, *self._beside.values()), key=lambda row: -row.seconds):
             by_code[row.code].append(row)
         for code, of_code in by_code.items():
             yield from of_code[:MAX_ROWS_OF_CODE]
             if more := of_code[MAX_ROWS_OF_CODE:]:
-                yield TimeRow(code, sum(row.seconds for row in more), sum(row.steps for row in more), OTHERS)
+                yield reduce(TimeRow.plus, more, TimeRow(code, 0.0, subject=OTHERS))
 
 
-def _add(rows: dict[TimeRow, TimeRow], row: TimeRow) -> None:
+def _of_ranks(row: TimeRow, ranks: float) -> TimeRow:
+    return replace(row, rank_hours=row.seconds * ranks / 3600.0)
+
+
+def _add(rows: dict[TimeRow, TimeRow], row: TimeRow, ranks: float) -> None:
     if row.seconds > 0.0:
-        key = replace(row, seconds=0.0, steps=0, period_steps=None)
-        known = rows.get(key, replace(row, seconds=0.0, steps=0))
-        rows[key] = replace(known, seconds=known.seconds + row.seconds, steps=known.steps + row.steps)
+        key, new = replace(row, seconds=0.0, steps=0, period_steps=None), _of_ranks(row, ranks)
+        rows[key] = rows[key].plus(new) if key in rows else new
 
 
 class _Claims:
@@ -197,7 +243,7 @@ class _Claims:
         times, charges, long_E = self._times, self._charges, self._times.long_E
         if gone := times.last_step + 1 - times.first_step - times.n_steps:
             expected_s = gone * times.steps_s / times.n_steps
-            self._rows.claim(TimeRow("unaccounted", span_s - times.steps_s - expected_s, gone))
+            self._rows.claim(TimeRow("unaccounted", span_s - times.steps_s - expected_s, gone), times.ranks)
         for kind, rank in _distinct(long_E[["kind", "rank"]][long_E["kind"] != ""]):
             here_E = (long_E["kind"] == kind) & (self._rank_E == rank)
             found = recurring(self._step_E[here_E])
@@ -221,19 +267,20 @@ class _Claims:
         judged_from = charges.judged_from.get(times.attempt, times.last_step + 1)
         self._take(self._step_E < judged_from, TimeRow("warm_up", 0.0), of_suspects=False)
         self._take_recurring(self._rank_E >= 0)
+        for rank in np.unique(self._rank_E[paused_E & (self._rank_E >= 0)]).tolist():
+            row = TimeRow("pause", 0.0, subject=f"rank {rank}")
+            self._take(paused_E & (self._rank_E == rank), row, of_suspects=False)
         self._take(np.ones(len(long_E), dtype=np.bool_), TimeRow("unaccounted", 0.0), of_suspects=False)
 
-    def _take(
-        self, here_E: BoolArray, row: TimeRow, *, at_most_s: float | None = None, of_suspects: bool = True
-    ) -> None:
+    def _take(self, here_E: BoolArray, row: TimeRow, *, at_most_s: float = math.inf, of_suspects: bool = True) -> None:
         """Claim what is left of some steps for a row, at most some seconds of it."""
         here_E = here_E & (self._left_E > 0.0)
         left_s = float(self._left_E[here_E].sum())
-        part = 1.0 if at_most_s is None else min(1.0, max(0.0, at_most_s) / left_s) if left_s else 0.0
+        part = min(1.0, max(0.0, at_most_s) / left_s) if left_s else 0.0
         taken_E = np.where(here_E, self._left_E * part, 0.0)
         self._left_E -= taken_E
         steps = int((taken_E > MIN_LEFT * self._times.long_E["over_s"]).sum())
-        self._rows.claim(replace(row, seconds=left_s * part, steps=row.steps or steps))
+        self._rows.claim(replace(row, seconds=left_s * part, steps=row.steps or steps), self._times.ranks)
         if of_suspects:
             for key in np.unique(self._suspect_E[here_E]).tolist():
                 self._rows.claimed[key] += float(np.minimum(taken_E, self._lost_E)[self._suspect_E == key].sum())
@@ -244,10 +291,11 @@ class _Claims:
             return
         here_E = (self._step_E >= note.first_step) & (self._step_E <= note.last_step)
         long_s = float(self._times.long_E["over_s"][here_E].sum())
-        self._take(here_E, row, at_most_s=at_most_s)
+        self._take(here_E, row, at_most_s=math.inf if at_most_s is None else at_most_s)
         # (what a capture costs lies in ordinary steps as well, and a pause may be in steps that are no longer kept)
         if row.seconds > long_s and (at_most_s is not None or not long_s):
-            self._rows.claim(replace(row, seconds=row.seconds - long_s, steps=0 if long_s else row.steps))
+            left = replace(row, seconds=row.seconds - long_s, steps=0 if long_s else row.steps)
+            self._rows.claim(left, self._times.ranks)
 
     def _take_recurring(self, here_E: BoolArray) -> None:
         here_E = here_E & (self._left_E > 0.0)

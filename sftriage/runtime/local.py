@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -99,7 +99,7 @@ class WatchedRun:
         # (policy files may be on another disk)
         files.do = Disk().do
         self._sinks = sinks(directory, info)
-        self._ended_at = ""
+        self._began, self._began_s, self._ended_at = datetime.now(timezone.utc), time.monotonic(), ""
         self._ends = JobEnds(self._rings)
 
     def _watch(self, fleet: Fleet, *, resume: bool, reads_s: float = SHOW_S) -> None:
@@ -112,7 +112,9 @@ class WatchedRun:
 
     def _finish(self, broken: Callable[[], list[JobBroken]]) -> None:
         self._triage.finish(broken)
-        self._ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        # (as if nobody had set the clock since it began)
+        ended = self._began + timedelta(seconds=time.monotonic() - self._began_s)
+        self._ended_at = ended.isoformat(timespec="milliseconds")
         self._disk.do(self._note_end, "run.json")
 
     def _note_end(self) -> None:

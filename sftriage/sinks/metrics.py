@@ -30,7 +30,7 @@ from sftriage.errors import UsageError
 from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureRequest, Decision, Profiler
 from sftriage.model.verdicts import Clock, Label, Regression, Suspect
-from sftriage.model.windows import OTHER, ReadCounts, Window
+from sftriage.model.windows import OF_INTERPRETER, OTHER, InterpreterCode, ReadCounts, Window
 from sftriage.sinks.stream import Sink, window_of
 from sftriage.verdict.accounting import anchored, on_device
 from sftriage.words.decisions import reasons_of
@@ -167,6 +167,9 @@ METRICS: Mapping[str, Mapping[str, str]] = {
         "frontier: the sum over stages is exactly the time that the steps took.",
         "counter steps": "Steps whose exposed time is known, each counted once.",
         "counter incomplete_steps": "Steps without a record of some rank; their exposed time is not known.",
+        "counter interpreter_seconds{work}": "Time of these steps that trainers spent collecting garbage, or compiling "
+        "with torch.compile, summed over all ranks.",
+        "counter rank_interpreter_seconds{rank, work}": "The same of each rank.",
         "histogram step_exposed_seconds": "Exposed time of single steps; exemplars name captures of slow steps.",
         "gauge last_judged_step": "The number of the last step judged.",
         "gauge coverage_ratio": "Fraction of the last window's (step, rank) pairs that were recorded.",
@@ -407,6 +410,13 @@ class Metrics(Sink):
         for stage, advance_s in zip(window.schema.stages, advances_NS.sum(axis=0).tolist(), strict=True):
             # (rounding may make the advance of a stage that never led negative)
             self._metric("exposed_seconds", self._stage_label(stage)).inc(max(0.0, advance_s))
+        for work, name in zip(get_args(InterpreterCode), OF_INTERPRETER, strict=True):
+            spent_NR = window.counted(name)
+            if spent_NR is not None:
+                spent_R = np.nan_to_num(spent_NR[-len(all_NS) :]).sum(axis=0)
+                self._metric("interpreter_seconds", work).inc(float(spent_R.sum()))
+                for rank in np.flatnonzero(spent_R).tolist() if self._per_rank else ():
+                    self._metric("rank_interpreter_seconds", str(rank), work).inc(float(spent_R[rank]))
         exposed_N = advances_NS.sum(axis=1).tolist()
         slowest = exposed_N.index(max(exposed_N)) if exposed_N and capture_id is not None else None
         for n, exposed_s in enumerate(exposed_N):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.model.events import Span
-from sftriage.model.windows import COUNTERS, StageSchema, Window
+from sftriage.model.windows import COUNTERS, LOADER_START, StageSchema, Window
 from sftriage.trainer.layout import MAX_COUNT
 from sftriage.windows.decoding import BoolArray, FloatArray, IntArray, StepArrays, kind_of, together
 from sftriage.windows.rings import Rows
@@ -152,12 +152,15 @@ class StepRows:
         noted_NR = kind_NR2.any(axis=2)
         if not noted_NR.any():
             return {}
-        there_NR = ~np.isnan(self._values_VCR[0, rows]) | noted_NR
-        agree_N = noted_NR.sum(axis=1) >= AGREE_FRACTION * np.maximum(there_NR.sum(axis=1), 1)
         words_NR = np.full(noted_NR.shape, "", dtype="U16")
         for kind_2 in np.unique(kind_NR2[noted_NR], axis=0):
             words_NR[(kind_NR2 == kind_2).all(axis=2)] = kind_of(int(kind_2[0]), int(kind_2[1]))
-        kinds: dict[str, Any] = {}
+        # (such a step is an ordinary one to verdicts, which would miss a rank that is late there)
+        anew_NR = words_NR == LOADER_START
+        kinds: dict[str, Any] = {"loaders_N": anew_NR.any(axis=1)} if anew_NR.any() else {}
+        words_NR[anew_NR], noted_NR = "", noted_NR & ~anew_NR
+        there_NR = ~np.isnan(self._values_VCR[0, rows]) | noted_NR
+        agree_N = noted_NR.sum(axis=1) >= AGREE_FRACTION * np.maximum(there_NR.sum(axis=1), 1)
         if agree_N.any():
             lowest_N = words_NR[np.arange(len(rows)), noted_NR.argmax(axis=1)]
             kinds["kinds"] = tuple(np.where(agree_N, lowest_N, "").tolist())

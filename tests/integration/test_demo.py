@@ -34,12 +34,12 @@ def test_what_the_slow_rank_has_cost_is_the_same_while_it_runs_and_afterwards(de
     # GIVEN what the run's own journal sums to
     journal = read_journal(demonstrated.run / "decisions.jsonl")
     verdicts = [entry.verdict for entry in journal if isinstance(entry, WindowJudged)]
-    live = Charges.of_verdicts(verdicts, ()).losses
+    live = Charges.of_judged((verdict, ()) for verdict in verdicts).losses
     slow = live.largest[0]
     assert (slow.who, slow.where) == ("rank 2", "data")
     # THEN so does its recording, judged again, and each step counts once
     lines = sftriage("analyze", demonstrated.run, "--json").out.splitlines()
-    again = Charges.of_verdicts([msgspec.json.decode(line, type=Verdict) for line in lines], ()).losses
+    again = Charges.of_judged((msgspec.json.decode(line, type=Verdict), ()) for line in lines).losses
     assert again.by_suspect == live.by_suspect
     # (the steps since it may have begun: the rank may have been last by chance just before it was slowed)
     named = [one.suspects[0] for one in verdicts if one.label == "suspect" and one.suspects[0].rank == 2]

@@ -37,7 +37,9 @@ def test_a_rank_that_sometimes_does_something_alone_is_named_with_its_whole_cost
     # AND what it has cost is known of all its times
     times = int(steps(300)[20:].sum())
     assert named[-1].named.alone.lost_s == pytest.approx(1.2 * times, rel=0.1)
-    assert Charges.of_verdicts(found, ()).losses.lost_s == pytest.approx(named[-1].named.alone.lost_s)
+    assert Charges.of_judged((verdict, ()) for verdict in found).losses.lost_s == pytest.approx(
+        named[-1].named.alone.lost_s
+    )
     # AND the sentence has what it does, and where the others wait
     sentence = verdict_sentence(named[-1])
     assert " alone every " in sentence

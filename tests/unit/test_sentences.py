@@ -54,6 +54,7 @@ from sftriage.model.events import (
 )
 from sftriage.model.hangs import Call, Hang, SourceLine
 from sftriage.model.verdicts import Label, OwnWork, Pattern, Regression, Scope, Suspect, Verdict
+from sftriage.model.windows import LOADER_START
 from sftriage.policy.in_force import change_lines
 from sftriage.reports.texts import explanation_lines, manifest_lines
 from sftriage.runs.decisions import Other, note_kind
@@ -480,9 +481,10 @@ def first_glance() -> Rows:
     placed = {"suspect": ("rank 2", "data"), "alone": ("rank 2", "data"), "shared": ("", "data"), "pause": ("", "data")}
     rows = [TimeRow(code, 3.0 * (20 - n), n + 1, *placed.get(code, ())) for n, code in enumerate(TIME_ROWS)]
     rows += [TimeRow("alone", 2.0, 4, "", "", "evaluation", 40), TimeRow("shared", 1.5, 1, kind="compilation")]
+    rows += [TimeRow("shared", 6.0, 4, "", "", LOADER_START, 40)]
     for of in rows:
         yield f"time, {of.code}", f"{time_row_name(of)}: {time_row_detail(of)}"
-    yield "where the time went", time_sentence(TimeTable(sum(of.seconds for of in rows), 4, tuple(rows)))
+    yield "where the time went", time_sentence(TimeTable(sum(of.seconds for of in rows), tuple(rows)))
 
 
 def on_the_page(note: Other) -> Iterator[str]:

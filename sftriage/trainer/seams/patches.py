@@ -4,7 +4,7 @@ The `sitecustomize` of `sftriage.trainer.seams.site` calls `imported`, a framewo
 torch in the trainer's process:
 
 ===========  =========================================================================================================
-data         ``DataLoader.__iter__``, and ``__next__`` of its iterators
+data         ``DataLoader.__iter__``, and ``__next__`` of its iterators; notes that a loader starts its workers anew
 forward      a hook on each outermost model that is trained, none on its parts
 backward     ``torch.autograd.backward``, which ``Tensor.backward`` calls
 ready        `Monitor.watch`, under DDP
@@ -38,6 +38,7 @@ from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from sftriage.log import warn
+from sftriage.model.windows import LOADER_START
 from sftriage.trainer import ends
 from sftriage.trainer.seams import models
 from sftriage.trainer.seams.hooks import AROUND, REMAPS, Exchanges, Models, Optimizers, Replaced, uncompiled
@@ -153,7 +154,7 @@ class Seams:
 
     def _data(self) -> None:
         loader = sys.modules["torch.utils.data.dataloader"]
-        self.replaced.wrap(loader.DataLoader, "__iter__", "data", self._loads, lambda *_: self.steps.leave("data"))
+        self.replaced.wrap(loader.DataLoader, "__iter__", "data", self._loads, self._loaded)
         self.replaced.stage(loader._BaseDataLoaderIter, "__next__", "data")
 
     def _loads(self, *_: object, **__: object) -> bool:
@@ -161,6 +162,11 @@ class Seams:
         if self.steps.monitor is not None and self.models.set_to_evaluate():
             self.evaluates()
         return self.steps.enter("data")
+
+    def _loaded(self, _: object, loader: Any) -> None:
+        self.steps.leave("data")
+        if loader.num_workers and not loader.persistent_workers:
+            self.steps.note(LOADER_START)
 
     def _begin(self) -> Monitor | None:
         """Make a monitor: the first round has ended, and has shown what is trained."""

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from sftriage.model.windows import LOADER_START
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
@@ -70,7 +72,7 @@ class StageSteps:
         self.steady: dict[str, list[bool]] = {stage: [] for stage in ALL_STAGES}
         self.stepping: list[int] = []  # optimizers whose step is under way, outermost first
         self.stepped_in_backward = False  # an optimizer stepped while gradients were accumulated
-        self.kinds: set[str] = set()  # of this step: evaluation, checkpoint, compilation
+        self.kinds: set[str] = set()  # of this step: evaluation, checkpoint, compilation, loader start
         self.counting: Any = None  # the hook in C that ends steps, and counts them
         self.led = False  # a framework marks where steps end (`ended`), instead of an optimizer
         self.first = 0  # the number of the loop's first step, by default
@@ -208,4 +210,5 @@ class StageSteps:
 def _kind(kinds: set[str]) -> str:
     if COMPILATION in kinds:
         return COMPILATION
-    return "eval+checkpoint" if len(kinds) > 1 else next(iter(kinds))
+    work = kinds - {LOADER_START} or kinds
+    return "eval+checkpoint" if len(work) > 1 else next(iter(work))

@@ -62,6 +62,13 @@ def test_json_is_one_object_a_window_with_the_documented_fields(sftriage, tmp_pa
         assert set(window["advances_s"]) == set(window["leaders"]) == set(STAGES)
         assert sum(window["advances_s"].values()) == pytest.approx(window["exposed_s"], rel=1e-12)
         assert window["leaders"]["data"] == 2
+    # AND the last one has where the time of all steps went
+    times = windows[-1].pop("times")
+    assert not any("times" in window for window in windows)
+    assert sum(row["seconds"] for row in times["rows"]) == pytest.approx(times["wall_s"])
+    slow = next(row for row in times["rows"] if row["code"] == "suspect")
+    assert (slow["subject"], slow["stage"]) == ("rank 2", "data")
+    assert slow["rank_hours"] == pytest.approx(slow["seconds"] * 4 / 3600)
     # AND it writes nothing
     assert list(tmp_path.rglob("*")) == [path]
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.model.events import CostMeasured, JobPaused
+from sftriage.model.windows import LOADER_START, StepRecord
 from sftriage.policy.state import AddedLoss, Losses, SuspectLoss
 from sftriage.runs.step_times import (
     ALL_RANKS,
@@ -16,21 +17,20 @@ from sftriage.runs.step_times import (
     AttemptTimes,
     TimesReader,
     attempt_of,
-    attempts_of,
 )
 from sftriage.runs.timetable import MAX_ROWS_OF_CODE, Charges, TimeRow, recurring, time_table
 from sftriage.windows.logs import StepLogs
 from sftriage.windows.steplog import StepLog
-from tests.scenario import STEP_S, Fault, Job, at, every, from_step, info_of, judged, row, steps_of_rank
+from tests.scenario import STEP_S, Fault, Job, at, every, from_step, info_of, judged, of_rank, steps_of_rank
 
 SECONDS = st.floats(0.0, 1e4)
 STEPS = st.integers(0, 300)
 
 
 def table_of(window, pauses=()):
-    charges = Charges.of_verdicts([verdict for verdict, _ in judged(window, stride=10, first=20)], pauses)
+    charges = Charges.of_judged((verdict, ()) for verdict, _ in judged(window, stride=10, first=20))
     attempt = attempt_of(window)
-    return time_table(0.0, attempt.end_s, [attempt], charges)
+    return time_table(0.0, attempt.end_s, [attempt], replace(charges, pauses=pauses))
 
 
 def rows_of(table, code):
@@ -132,7 +132,7 @@ def test_captures_take_what_they_cost_and_leave_the_fault_to_its_suspect():
     costs = [CostMeasured(0.0, 0, 49, 55, 2.0, 0.1), CostMeasured(0.0, 0, 100, 105, 0.5, 0.1)]
     table = time_table(0.0, times.end_s, [times], Charges(costs=costs, judged_from={0: 0}))
     assert rows_of(table, "capture")[0].seconds == pytest.approx(2.5)
-    assert rows_of(table, "unaccounted")[0].seconds == pytest.approx(3.0)
+    assert [(row.subject, row.seconds) for row in rows_of(table, "pause")] == [("rank 2", pytest.approx(3.0))]
 
 
 def test_a_suspect_that_notes_its_work_counts_once():
@@ -150,8 +150,8 @@ def test_steps_that_are_no_longer_kept_count_as_the_others():
     times = attempt(0, 30.0, 100, gone=400, removed=200)
     table = time_table(0.0, times.end_s, [times], Charges())
     assert table.rows == (
-        TimeRow("useful", pytest.approx(70.0), 700),
-        TimeRow("start", pytest.approx(10.0), 1),
+        TimeRow("useful", pytest.approx(70.0), 700, rank_hours=pytest.approx(70.0 * 4 / 3600)),
+        TimeRow("start", pytest.approx(10.0), 1, rank_hours=pytest.approx(10.0 * 4 / 3600)),
     )
 
 
@@ -224,6 +224,25 @@ def test_the_rows_add_up_to_the_wall_clock_whatever_the_journal_says(times, char
     assert table.wall_s >= max(of.end_s for of in times) - begin_s - 1e-6
 
 
+def test_a_rank_that_is_stopped_is_named_for_its_pause():
+    # GIVEN a rank that is stopped twice, at no regular distance
+    (pause,) = rows_of(table_of(Job(n_steps=200).run(Fault("forward", 3, 5.0, at(60, 141)))), "pause")
+    assert (pause.subject, pause.steps, pause.seconds) == ("rank 3", 2, pytest.approx(10.0, rel=0.02))
+
+
+def test_attempts_of_fewer_ranks_cost_fewer_rank_hours():
+    # GIVEN a job of 4 ranks that goes on with 3
+    second = replace(attempt(1, 36.0, 360, [(9, 36.0, ALL_RANKS, "")]), ranks=3)
+    charges = Charges(judged_from={0: 0, 1: 0})
+    table = time_table(0.0, second.end_s, [attempt(0, 0.0, 360), second], charges, price="2 €")
+    found = {row.code: round(3600 * row.rank_hours, 6) for row in table.rows}
+    assert found == {"useful": 36.0 * 4 + 36.0 * 3, "unaccounted": 36.0 * 3}
+    # AND with a price, money
+    (row,) = rows_of(table, "unaccounted")
+    assert (table.money(row.rank_hours), table.money(1000.0)) == ("0.06 €", "2,000.00 €")
+    assert table.values()["rows"][1]["cost"] == pytest.approx(0.06)
+
+
 def uneven(rank, step):
     return {"data": 400.0 if step % 90 == 60 else 10.0, "forward": 30.0, "backward": 60.0}
 
@@ -249,9 +268,48 @@ def test_a_run_that_grows_is_read_as_one_that_has_ended(run):
     assert set(at_once.long_E["stage"]) == {"data"}
 
 
-def test_without_steps_on_record_the_judged_windows_count():
-    rows = [row(20), row(30), row(100, attempt=1)]
-    assert [(of.attempt, of.first_step, of.last_step, of.n_steps) for of in attempts_of(rows, 4)] == [
-        (0, 20, 79, 60),
-        (1, 100, 149, 50),
-    ]
+def record(directory, ranks, n_steps, own_ms, kind=lambda rank, step: ""):
+    """The logs of ranks that wait for the last of them in ``backward``; ``own_ms`` by rank and step."""
+    own_NR = np.array([[own_ms(rank, step) for rank in range(ranks)] for step in range(n_steps)]) * 1_000_000
+    waits_NR = own_NR.max(axis=1, keepdims=True) - own_NR + 60_000_000
+    ends_N = np.cumsum((own_NR + waits_NR)[:, 0])
+    for rank in range(ranks):
+        info, spent = info_of(rank, ranks), zip(own_NR[:, rank].tolist(), waits_NR[:, rank].tolist(), strict=True)
+        records = [
+            StepRecord(rank, step, int(ends_N[step]), 0, (*took, 0), (0,), True, False, kind=kind(rank, step))
+            for step, took in enumerate((own // 2, own - own // 2, waits) for own, waits in spent)
+        ]
+        log = StepLog(directory, info)
+        log.append(of_rank(1, *records, schema=info.schema))
+        log.close()
+
+
+@pytest.mark.parametrize("ranks", [16, 64])
+def test_ranks_outside_the_sample_are_found_by_their_long_steps(run, ranks):
+    # GIVEN a job of which four ranks are read: rank 7 evaluates alone, rank 11 stops twice, and all load an epoch
+    def own_ms(rank, step):
+        stops = 5000 if rank == 11 and step in (95, 333) else 0
+        evaluates = 1500 if rank == 7 and step % 40 == 20 else 0
+        return 40 + stops + evaluates + (400 if step % 50 == 7 else 0)
+
+    record(run.directory.steps, ranks, 600, own_ms, lambda rank, step: "evaluation" * (rank == 7 and step % 40 == 20))
+    (times,) = TimesReader(StepLogs(run.directory.steps)).read(ended=True)
+    table = time_table(times.begin_s, times.end_s, [times], Charges(judged_from={0: 0}))
+    found = {(row.code, row.subject, row.kind): (row.steps, round(row.seconds, 1)) for row in table.rows[1:]}
+    assert found == {
+        ("alone", "rank 7", "evaluation"): (15, 22.5),
+        ("pause", "rank 11", ""): (2, 10.0),
+        ("shared", "", ""): (12, 4.8),
+    }
+
+
+@pytest.mark.parametrize(
+    ("stage", "noted", "kind"), [("data", True, LOADER_START), ("other", True, ""), ("data", False, "")]
+)
+def test_workers_that_start_anew_are_named_where_the_data_are_late(stage, noted, kind):
+    # GIVEN epochs whose first step is long, and loaders that may start their workers anew there
+    window = Job(n_steps=300).run(Fault(stage, None, 0.4, every(50, 50)))
+    if noted:
+        window = replace(window, loaders_N=np.arange(300) % 50 == 0)
+    (shared,) = rows_of(table_of(window), "shared")
+    assert (shared.kind, shared.period_steps, shared.seconds) == (kind, 50, pytest.approx(2.4, rel=0.1))

@@ -22,6 +22,7 @@ from sftriage.model.verdicts import Regression, Suspect, Verdict
 from sftriage.model.windows import JobStatus, RankStatus, ReadCounts, StageSchema, Window
 from sftriage.sinks.metrics import ALL_LOCAL, MAX_SUSPECT_LABELS, METRICS, Metrics, StepTally
 from sftriage.verdict.accounting import anchored
+from sftriage.windows.npz import counted_of
 from sftriage.windows.rings import status_of
 from sftriage.words.verdicts import RESOLVES
 
@@ -38,7 +39,8 @@ def metrics(**options) -> Metrics:
 
 def window(first_step=0, n_steps=20, seed=0, schema=SCHEMA, attempt=0) -> Window:
     times_NRS = np.random.default_rng(seed).gamma(20.0, 0.001, (n_steps, 4, len(schema.stages)))
-    return Window(schema, first_step, times_NRS, attempt=attempt)
+    collected_NR = np.tile([0.001, 0.002, 0.0, np.nan], (n_steps, 1))
+    return Window(schema, first_step, times_NRS, attempt=attempt, counted_NRC=counted_of({"collected_s": collected_NR}))
 
 
 def suspect(stage="data", scope="rank", ranks=(2,)) -> Suspect:
@@ -323,6 +325,19 @@ def test_series_are_bounded_however_many_stages_and_no_time_is_lost(monkeypatch)
     assert "b9" not in stages
     exposed_s = sum(sample.value for sample in families["sftriage_exposed_seconds"].samples)
     assert exposed_s == pytest.approx(value(found, "sftriage_step_exposed_seconds_sum"), rel=1e-9)
+
+
+def test_the_interpreters_time_counts_once_for_each_step():
+    found = metrics(per_rank=True)
+    for first_step in (0, 10):
+        tell(found, judged(), window(first_step))
+    works = {"garbage_collection": 30 * 0.003, "recompilation": 0.0}
+    assert {work: value(found, "sftriage_interpreter_seconds_total", work=work) for work in works} == pytest.approx(
+        works
+    )
+    name, work = "sftriage_rank_interpreter_seconds_total", "garbage_collection"
+    assert value(found, name, rank="1", work=work) == pytest.approx(30 * 0.002)
+    assert value(found, name, rank="3", work=work) is None
 
 
 def test_ranks_are_labels_only_if_requested():

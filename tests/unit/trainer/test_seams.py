@@ -770,6 +770,28 @@ def test_an_evaluation_by_parts_of_a_model_is_detected_at_the_next_batch(put_in,
     assert seams.fired["evaluation"]
 
 
+@pytest.mark.parametrize(
+    ("workers", "noted"),
+    [
+        ({"num_workers": 1}, {3: "loader start", 6: "evaluation", 9: "loader start"}),
+        ({"num_workers": 1, "persistent_workers": True}, {6: "evaluation"}),
+        ({}, {6: "evaluation"}),
+    ],
+)
+def test_a_step_in_which_the_loader_starts_its_workers_anew_is_noted_unless_it_evaluates(put_in, rings, workers, noted):
+    put_in()
+    model, torch_data = network(), TensorDataset(torch.randn(12, 8))
+    optimizer, batches = torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(torch_data, batch_size=4, **workers)
+    for epoch in range(4):
+        if epoch == 2:
+            model.eval()(torch_data[:2][0])
+            model.train()
+        for (batch,) in batches:
+            model(batch).square().mean().backward()
+            optimizer.step()
+    assert {record.step: record.kind for record in recorded(rings) if record.kind} == noted
+
+
 def test_a_framework_marks_the_ends_and_numbers_of_steps(rings, monkeypatch):
     # GIVEN seams that are in already, and a framework that takes the lead
     monkeypatch.setattr(patches, "installed", None)
