@@ -270,7 +270,7 @@ TIME_ROWS: Mapping[RowCode, str] = {
     "suspect": "",
     "alone": "{subject} alone",
     "shared": "all ranks",
-    "pause": "pauses of {subject}",
+    "pause": "pauses",
     "stall": "stalls",
     "capture": "captures",
     "start": "start, until the first step",
@@ -280,15 +280,15 @@ TIME_ROWS: Mapping[RowCode, str] = {
     "unaccounted": "not accounted for",
 }
 """Where a run's time went, in words; a suspect's name is its own."""
-KINDS_OF_WORK: Mapping[str, str] = {LOADER_START: "the data loader starts its workers anew"}
+KINDS_OF_WORK: Mapping[str, str] = {LOADER_START: "the loader's workers start anew"}
 """What ranks note of a step, in words, as far as that is no word of its own."""
 
 
 def time_row_name(row: TimeRow) -> str:
     """What a row of the time table is about."""
     where = KINDS_OF_WORK.get(row.kind, row.kind) or (f"in {row.stage}" if row.stage else "")
-    subject = row.subject or ("all ranks" if row.code == "pause" else "one rank")
-    named = TIME_ROWS[row.code].format(subject=subject) or row.subject
+    named = TIME_ROWS[row.code].format(subject=row.subject or "one rank") or row.subject
+    named = f"{named} of {row.subject}" if row.code == "pause" and row.subject else named
     return f"{named}: {where}" if row.kind else f"{named} {where}".strip()
 
 
@@ -299,7 +299,7 @@ def time_row_detail(row: TimeRow) -> str:
         return f"{counted(row.steps, 'step')}, {milliseconds(each_s) if each_s < 1.0 else lasted(each_s)} each"
     if row.steps < 2:
         return ""
-    advice = "; persistent_workers=True keeps them" if row.kind == LOADER_START else ""
+    advice = "; persistent_workers keeps them" if row.kind == LOADER_START else ""
     often = f"every {row.period_steps:,} steps" if row.period_steps else f"in {row.steps:,} steps"
     often = f"{row.steps:,} times" if row.code == "restart" else often
     return f"{often}, {lasted(row.seconds / row.steps)} each{advice}"

@@ -481,7 +481,7 @@ def first_glance() -> Rows:
     placed = {"suspect": ("rank 2", "data"), "alone": ("rank 2", "data"), "shared": ("", "data"), "pause": ("", "data")}
     rows = [TimeRow(code, 3.0 * (20 - n), n + 1, *placed.get(code, ())) for n, code in enumerate(TIME_ROWS)]
     rows += [TimeRow("alone", 2.0, 4, "", "", "evaluation", 40), TimeRow("shared", 1.5, 1, kind="compilation")]
-    rows += [TimeRow("shared", 6.0, 4, "", "", LOADER_START, 40)]
+    rows += [TimeRow("shared", 6.0, 4, "", "", LOADER_START, 40), TimeRow("pause", 5.0, 2, "rank 2")]
     for of in rows:
         yield f"time, {of.code}", f"{time_row_name(of)}: {time_row_detail(of)}"
     yield "where the time went", time_sentence(TimeTable(sum(of.seconds for of in rows), tuple(rows)))
