@@ -271,7 +271,9 @@ def report_status(body: Body, view: View, now_s: float, pod: str = "") -> object
 
 
 def _summary(summary: RunSummary) -> str:
-    """The state in a sentence; of a hang with its next step."""
+    """The state in a sentence; of a hang with its next step, of a healthy job with what was mended last."""
+    if summary.health == "healthy":
+        return " ".join((summary.sentence, *summary.mended[-1:]))
     hang = summary.cause if summary.health == "stalled" else None
     return f"{summary.sentence or summary.headline} {'' if hang is None else hang.next_step}".strip()
 

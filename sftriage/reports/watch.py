@@ -52,6 +52,7 @@ def picture_values(shown: RunSummary, place: str) -> dict[str, Any]:
         "captures": captures_of(view)[:MAX_CAPTURES],
         "losses": view.losses.largest,
         "times": view.times and view.times.values(),
+        "mends": view.mends,
         "telemetry": {
             "ranks": view.telemetry.ranks,
             "world_size": view.telemetry.world_size,

@@ -219,6 +219,7 @@ def _about(shown: RunSummary, place: str, width: int) -> list[list[Text]]:
             paragraphs.append(_wrapped(f"Why: {shown.why}", width, "bold"))
         paragraphs.append(_wrapped(f"{shown.done}.", width))
         paragraphs += [_wrapped(f"Next: {step.line}", width, "cyan") for step in shown.steps]
+    paragraphs += [_wrapped(sentence, width, "green") for sentence in shown.mended]
     if shown.times:
         paragraphs.append(_wrapped(shown.times, width, "dim"))
     return paragraphs

@@ -140,7 +140,8 @@ class WindowRow(_DecisionRow):
     instead. ``coverage`` is the fraction of the window's vectors that arrived, and ``lost_s`` what the window adds to
     the cost of suspects. ``trouble`` is the key (`policy.state`) by which windows are compared. ``regression`` is set
     while the job is slower than its own best, and once when that ends; ``stall`` while a step stalls. ``news`` says
-    whether to print the window.
+    whether to print the window. ``period_steps`` and ``alone`` are those of the named suspect, ``work`` that of a step
+    (0: not noted); ``lost_from_step`` is the first that adds to ``lost_s``.
     """
 
     first_step: int
@@ -165,6 +166,10 @@ class WindowRow(_DecisionRow):
     stall: StallCounts | None = None
     news: News
     trouble: str = ""
+    period_steps: int | None = None
+    alone: bool = False
+    work: float = 0.0
+    lost_from_step: int | None = None
 
     def is_trouble_of(self, other: WindowRow) -> bool:
         """Whether both windows name the same rank or host."""
@@ -312,6 +317,10 @@ def row_of(
         lost_s=lost_s,
         stall=StallCounts.of(verdict) if verdict.label == "stalled" else None,
         trouble="" if first is None or not first.ranks else suspect_key(first),
+        period_steps=None if first is None else first.period_steps,
+        alone=first is not None and first.alone is not None,
+        work=verdict.numbers.get("work", 0.0),
+        lost_from_step=None if verdict.lost is None else verdict.lost.first_step,
         news=news_of(verdict, decision),
     )
 

@@ -12,13 +12,14 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from functools import lru_cache
-from itertools import chain, islice
+from functools import lru_cache, partial
+from itertools import chain, groupby, islice
 from pathlib import Path
 
 from sftriage.errors import InputError, IntegrityError, UsageError
@@ -28,11 +29,12 @@ from sftriage.runs import liveness
 from sftriage.runs.decisions import JournalRecord, JournalTail, RequestRow, WindowRow
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, started_runs
 from sftriage.runs.lateness import HeatMap, HeatSource, StepTracks, steps_beside, tracks_of
+from sftriage.runs.promises import AttemptRows, Mend, mends_of
 from sftriage.runs.step_times import TimesReader
 from sftriage.runs.timetable import AMOUNT, Charges, TimeTable, time_table
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.store import UPLOAD_NAME, LocalStore, Upload
-from sftriage.windows.logs import LOG_KIND, StepLogs
+from sftriage.windows.logs import LOG_KIND, LogReader, StepLogs
 
 log = logging.getLogger("sftriage")
 
@@ -153,6 +155,7 @@ class View(JournalRecord):
         hosts: the hosts of the ranks named last.
         directory: the run's path, for commands shown to the user.
         times: where its time went; None without a recorded step.
+        mends: the suspects that are gone, and what that won.
     """
 
     version: str
@@ -171,6 +174,7 @@ class View(JournalRecord):
     hosts: Mapping[int, str] = field(default_factory=dict)
     directory: str = ""
     times: TimeTable | None = None
+    mends: Sequence[Mend] = ()
 
     @property
     def windows(self) -> int:
@@ -210,6 +214,7 @@ class _Opened:
         self._device = HeatSource(StepLogs(run.steps, LOG_KIND))
         self.times = TimesReader(StepLogs(run.steps))
         self.watcher, self.telemetry = liveness.WatcherLook(run), liveness.TelemetryLook(run.steps)
+        self.earlier: Sequence[AttemptRows] | None = None
 
     def heat(self, attempt: int, first_step: int, last_step: int, each: int, clock: Clock) -> HeatMap | None:
         """The map on a clock; on the hosts' if no device times are recorded."""
@@ -333,6 +338,9 @@ class RunSource:
         version = hashlib.sha256(repr(state).encode()).hexdigest()[:16]
         if moved or version != self._view.version:
             named = next((row for row in reversed(journal.rows) if row.suspects), None)
+            attempts = _attempts(StepLogs(run.steps), journal.rows)
+            if opened.earlier is None and info is not None and attempts:
+                opened.earlier = _earlier(run, info, attempts[-1])
             self._view = View(
                 # (copied: the journal grows on)
                 **{part.name: copy(getattr(journal, part.name)) for part in fields(journal)},
@@ -351,6 +359,7 @@ class RunSource:
                 failing=fails,
                 hosts={} if named is None else opened.telemetry.hosts(named.attempt, named.suspects[0].ranks),
                 directory=str(run.path),
+                mends=mends_of([*(opened.earlier or ()), *attempts], journal.notes),
                 times=None if info is None else _times(info, opened.times, journal, going=going),
             )
         return self._view
@@ -382,6 +391,46 @@ def _times(info: RunInfo, steps: TimesReader, journal: JournalRecord, *, going: 
     )
     attempts = steps.read(ended=not going)
     return time_table(begin_s, end_s, attempts, charges, ended=ended_at != "", price=rank_hour_price())
+
+
+def _attempts(logs: StepLogs, rows: Iterable[WindowRow], run: str = "") -> list[AttemptRows]:
+    """The judged attempts of a run, or of an earlier ``run``, with what is on record of their steps."""
+    logs.refresh()
+    found = []
+    for attempt, of_attempt in groupby(rows, lambda row: row.attempt):
+        log = next(iter(logs.of(attempt, sorted(logs.attempts.get(attempt, ()))[:1]).values()), None)
+        known = () if log is None else (log.info.world_size, run, partial(_mean_step_s, log))
+        found.append(AttemptRows(list(of_attempt), *known))
+    return found
+
+
+def _mean_step_s(log: LogReader, first_step: int, last_step: int) -> float | None:
+    _, steps = log.steps([(first_step, 1), (last_step, 1)])
+    if len(steps) != 2 or last_step <= first_step:
+        return None
+    return float(steps.start_ns_B[1] - steps.start_ns_B[0]) * 1e-9 / (last_step - first_step)
+
+
+MAX_EARLIER = 4
+"""Earlier runs of a job that are opened to find one that compares."""
+
+
+def _earlier(run: RunDirectory, info: RunInfo, newest: AttemptRows) -> Sequence[AttemptRows]:
+    """The newest earlier run of the job beside this one that has the same stages and ranks; its last attempt."""
+    found = []
+    for path in run.path.parent.glob("*/run.json"):
+        with suppress(InputError):
+            other = read_info(RunDirectory(path.parent))
+            if other.job == info.job and other.created_at < info.created_at:
+                found.append((other.created_at, other.run_id, path.parent))
+    for _, run_id, path in sorted(found, reverse=True)[:MAX_EARLIER]:
+        journal = JournalTail(RunDirectory(path).decisions)
+        journal.follow()
+        for attempt in _attempts(StepLogs(RunDirectory(path).steps), journal.record.rows, run_id)[-1:]:
+            stages = [[*rows[-1].advances_s] for rows in (attempt.rows, newest.rows)]
+            if stages[0] == stages[1] and attempt.ranks == newest.ranks > 0:
+                return [attempt]
+    return ()
 
 
 MAX_LISTED = 50

@@ -164,6 +164,11 @@ class RunSummary:
         return "" if self.view.times is None else words.time_sentence(self.view.times)
 
     @cached_property
+    def mended(self) -> tuple[str, ...]:
+        """The newest suspects that are gone, and whether that won what was promised, a sentence each."""
+        return tuple(map(words.mend_sentence, self.view.mends[-MAX_SHOWN:]))
+
+    @cached_property
     def stall(self) -> Stall | None:
         """Where in the step each rank is, if the job is stalled and a rank is in a step."""
         if self.decisive is None or self.health != "stalled":
@@ -304,7 +309,7 @@ class RunSummary:
         else:
             so_far = f"about {lasted(lost_s)} up to step {view.rows[-1].last_step:,}"
             text = f"{lasted(lost_s)} so far without progress" if stalled else so_far
-        return Answer("cost", text, tuple(more))
+        return Answer("cost", text, (*more, *self.mended))
 
     def _lost_s(self, trouble: Sequence[WindowRow], decisive: WindowRow, since: int) -> float | None:
         """Time lost to the named suspect; else the excess over normal in windows that do not overlap, newest first.

@@ -338,6 +338,9 @@ def _numbers(evidence: WindowEvidence) -> dict[str, float]:
         "min_coverage": settings.min_coverage_fraction,
         "min_persistence": settings.min_persistence_fraction,
     }
+    work_N = evidence.measures.work_N
+    if work_N is not None and (work := float(medians(np.nan_to_num(work_N[evidence.used_N])))) > 0.0:
+        numbers["work"] = work
     for first in evidence.candidates[:1]:
         for names, values in _requirements(first, evidence, evidence.keep_fraction(first.suspect)).items():
             numbers |= zip(names, values, strict=True)

@@ -24,6 +24,7 @@ from sftriage.words.verdicts import capitalized, counted, lasted, milliseconds, 
 
 if TYPE_CHECKING:
     from sftriage.mitigate.advice import Remedy, Straggler
+    from sftriage.runs.promises import Mend
     from sftriage.runs.timetable import RowCode, TimeRow, TimeTable
 
 
@@ -316,6 +317,43 @@ def time_sentence(times: TimeTable) -> str:
     if more_s := sum(row.seconds for row in others[SHOWN_TIME_ROWS:]):
         named.append(f"others {more_s / times.wall_s:.1%}")
     return f"{text}; {', '.join(named)}." if named else f"{text}."
+
+
+MENDED = {
+    "by_itself": "{who} mended since about step {step:,}",
+    "restart": "{who} mended since step {step:,} (restart)",
+    "run": "{who} mended since run {run}",
+    "remedy": "{who} mended since step {step:,} (remedy)",
+}
+"""Who is mended since when, by how that came about."""
+DIFFERENCES = {
+    "ranks": "{before} ranks before, {now} now",
+    "stages": "the stages are others",
+    "clock": "by the {before}'s clock before, by the {now}'s now",
+    "work": "{before} of work a step before, {now} now",
+    "slow": "{now} became slow meanwhile",
+}
+"""What else has changed, so that steps before and after a mend do not compare."""
+JUDGEMENTS = {
+    "kept": "{gained}, {promised} promised.",
+    "less": "{gained}, less than the {promised} promised.",
+    "more": "{gained}, more than the {promised} promised.",
+    "not_comparable": "{promised} a step promised, not comparable ({difference}).",
+}
+
+
+def mend_sentence(mend: Mend) -> str:
+    """Who is mended, what that won, and what was promised."""
+    who = f"{capitalized(' and '.join(mend.who) or 'the slowdown of the job')} {'are' if len(mend.who) > 1 else 'is'}"
+    promised = " to ".join(dict.fromkeys(milliseconds(each_s) for each_s in (mend.least_s, mend.promised_s)))
+    gained = difference = ""
+    if mend.measured_s is not None and mend.error_s is not None:
+        less = "less" if mend.measured_s >= 0.0 else "more"
+        gained = f"{milliseconds(abs(mend.measured_s))} a step {less} (± {milliseconds(mend.error_s)})"
+    if mend.difference is not None:
+        difference = DIFFERENCES[mend.difference.what].format(before=mend.difference.before, now=mend.difference.now)
+    since = MENDED[mend.by].format(who=who, step=mend.since_step, run=mend.run)
+    return f"{since}: {JUDGEMENTS[mend.judgement].format(gained=gained, promised=promised, difference=difference)}"
 
 
 def thinning(whole_from_step: int, first_step: int, block_steps: int, period_steps: int) -> str:
