@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.runner import HERE, run, say
+from bench.runner import HERE, JOBS, run, say
 from sftriage.errors import SftriageError
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.source import RunSource
-from sftriage.runs.summary import RunSummary
 from sftriage.runs.whatif import load_operations
 from sftriage.stragglers.questions import Question, answered
+from sftriage.words.run import mend_sentence
 
 RANKS, WARM_UP, LIMIT_S = 4, 20, 240.0
 QUICK = {"only": ["data"], "rounds": 1}
@@ -39,7 +39,7 @@ class Case:
     left: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     steps: int = 250
-    only_some_steps: bool = False
+    recurs: bool = False
 
 
 CASES = {
@@ -47,10 +47,10 @@ CASES = {
     "forward": Case(("forward",), without=("rank 2",)),
     "backward": Case(("backward",), without=("rank 2",)),
     "host": Case(("host",), without=("rank 2", "rank 3")),
-    "stall": Case(("stall",), without=("rank 3",), steps=500, only_some_steps=True),
-    "gc": Case(("gc",), without=("rank 1",), only_some_steps=True),
-    "evaluation": Case(("evaluation",), steps=400, only_some_steps=True),
-    "lengths": Case(("lengths",), without=("sequence_lengths",), only_some_steps=True),
+    "stall": Case(("stall",), without=("rank 3",), steps=500, recurs=True),
+    "gc": Case(("gc",), without=("rank 1",), recurs=True),
+    "evaluation": Case(("evaluation",), steps=400, recurs=True),
+    "lengths": Case(("lengths",), without=("sequence_lengths",)),
     "first of two": Case(("data", "forward"), ("forward",), without=("rank 1",)),
 }
 
@@ -63,17 +63,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_job(faults: tuple[str, ...], out: Path, *options: object) -> None:
     job = [HERE / "jobs" / "promises.py", *options, *(option for fault in faults for option in ("--fault", fault))]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS]
     watch = ["-m", "sftriage", "run", "--job", "promises", "--policy", "observe-only", "--out", out, "--"]
-    run(*watch, *launch, *job, timeout_s=LIMIT_S)
+    run(*watch, sys.executable, JOBS / "launch.py", RANKS, *job, timeout_s=LIMIT_S)
 
 
-def real_s(case: Case, times: Path) -> float:
-    """By how much steps of the blocks without the fault are shorter: the median, or the mean if only some are slow."""
-    blocks = json.loads(times.read_text())
-    step_s = statistics.fmean if case.only_some_steps else statistics.median
-    pairs = zip(blocks[::2], blocks[1::2], strict=True)
-    return statistics.median(step_s(slow) - step_s(mended) for slow, mended in pairs)
+def real_s(times: Path) -> float:
+    """By how much a mean step without the fault is shorter than in the block before: the median of all blocks."""
+    blocks = [statistics.fmean(block) for block in json.loads(times.read_text())]
+    return statistics.median(slow - mended for slow, mended in zip(blocks[::2], blocks[1::2], strict=True))
 
 
 def replayed_s(case: Case, out: Path) -> float | None:
@@ -89,16 +86,15 @@ def replayed_s(case: Case, out: Path) -> float | None:
 def round_of(case: Case, folder: Path) -> dict[str, float | None]:
     """One job with the fault and one without it: promised, replayed, measured and real gain."""
     folder.mkdir(parents=True)
-    times, block = folder / "times.json", ("--block-steps", 100, "--blocks", 6) if case.only_some_steps else ()
+    times, block = folder / "times.json", ("--block-steps", 100, "--blocks", 6) if case.recurs else ()
     blocks = "--times", times, *block, *(option for fault in case.left for option in ("--left", fault))
     run_job(case.faults, folder / "fault", "--steps", case.steps, *blocks)
     run_job(case.left, folder / "mended", "--steps", 200)
-    shown = RunSummary(RunSource(lambda: RunDirectory(folder / "mended")).view())
-    for sentence in shown.mended:
-        say(f"    {sentence}")
-    mend = shown.mends[-1] if shown.mends else None
+    mends = RunSource(lambda: RunDirectory(folder / "mended")).view().mends
+    say("\n".join(f"    {mend_sentence(mend)}" for mend in mends))
+    mend = mends[-1] if mends else None
     found = {"promised": mend and mend.promised_s, "least": mend and mend.least_s, "measured": mend and mend.measured_s}
-    return {**found, "replayed": replayed_s(case, folder / "fault"), "real": real_s(case, times)}
+    return {**found, "replayed": replayed_s(case, folder / "fault"), "real": real_s(times)}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from sftriage.trainer.monitor import Monitor
 
 attempts = json.loads(sys.argv[1])
-attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 steps, slow, late_s, last = attempts[attempt]
 dist.init_process_group("gloo")
 rank, together = dist.get_rank(), torch.zeros(1)
