@@ -14,6 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from sftriage.agent.counting import Counting
+from sftriage.agent.links import LinkReader
 from sftriage.base.loops import LogOnce
 from sftriage.errors import RingError
 from sftriage.model.windows import JobStatus, RankStatus, ReadCounts, StageSchema
@@ -135,6 +136,7 @@ class RankRings:
         # By generation: the blocks of steps that thinning keeps.
         self._blocks: defaultdict[int, set[int]] = defaultdict(set)
         self._counting = Counting(rings, steps, self._log_once, kept, do)
+        self._links = LinkReader()
         # By generation: the stages and the number of ranks.
         self._agreed: dict[int, tuple[StageSchema, int]] = {}
         self._host, self._position = socket.gethostname(), 0
@@ -157,7 +159,11 @@ class RankRings:
         self._position += 1
         # Steps are on the host's monotonic clock, which other hosts cannot read.
         wall_ns = time.time_ns() - time.monotonic_ns()
-        return [self._of_generation(generation, of, wall_ns) for generation, of in sorted(found.items())]
+        rows = [self._of_generation(generation, of, wall_ns) for generation, of in sorted(found.items())]
+        if rows and len(rows[-1].ranks) < rows[-1].world_size:
+            # (of a job with ranks on other hosts)
+            rows[-1] = replace(rows[-1], links=self._links.read(tuple(rows[-1].ranks.values())))
+        return rows
 
     def telemetry(self) -> ReadCounts:
         return self._counts

@@ -19,7 +19,7 @@ from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.model.hangs import RankEvidence
 from sftriage.model.verdicts import Verdict
-from sftriage.model.windows import GpuFindings, JobStatus, ReadCounts, Window
+from sftriage.model.windows import GpuFindings, JobStatus, LinkUse, ReadCounts, Window
 from sftriage.policy.state import Losses
 from sftriage.verdict.accounting import known_medians
 from sftriage.windows.gather import Gatherer, Shape, StepTimes
@@ -93,6 +93,7 @@ class WindowAssembly:
         self._gatherers: dict[int, Gatherer] = {}
         self._foreign: set[tuple[int, tuple[int, ...]]] = set()
         self._times = StepTimes(2 * shape.window_steps)
+        self._links = LinkUses()
         self._held: deque[Window] = deque()
         # Of each agent's rows that later windows may need: generation and last step, and position.
         self._needed: defaultdict[str, deque[tuple[tuple[int, int], int]]] = defaultdict(deque)
@@ -105,6 +106,7 @@ class WindowAssembly:
         of_generation: dict[int, list[Rows]] = {}
         for rows in sent:
             of_generation.setdefault(rows.generation, []).append(rows)
+            self._links.add(rows.links)
             if len(rows.steps):
                 last_step = rows.generation, int(rows.steps.step_B.max())
                 self._needed[rows.agent].append((last_step, rows.position))
@@ -117,6 +119,7 @@ class WindowAssembly:
             windows += gatherer.ready(ended=ended or over)
             if over:
                 del self._gatherers[generation]
+        windows = [replace(window, links=self._links.of(self.spans(window))) for window in windows]
         if not hold:
             self._held.clear()
             return windows
@@ -214,6 +217,41 @@ def peers_of(verdict: Verdict, window: Window | None, ranks: Iterable[int] = ())
     apart = np.abs(local_R[able] - np.median(local_R[healthy]))
     order = sorted(range(len(able)), key=lambda at: (able[at] in suspected, apart[at]))
     return tuple(able[at] for at in order)
+
+
+LINKS_S = 10.0
+"""Links are read once a second or less: a short window has readings from before it as well."""
+KEPT_LINKS_S = 60.0
+
+
+class LinkUses:
+    """What the hosts sent each other of late, with the names of the hosts whose addresses they sent to."""
+
+    def __init__(self) -> None:
+        self._kept: deque[LinkUse] = deque()
+        self._hosts: dict[str, str] = {}
+
+    def add(self, sent: Sequence[LinkUse]) -> None:
+        known = set(self._kept) if sent else ()
+        for use in sent:
+            self._hosts[use.address] = use.host
+            if use not in known:
+                self._kept.append(use)
+        newest_ns = max((use.end_ns for use in self._kept), default=0)
+        while self._kept and self._kept[0].end_ns < newest_ns - KEPT_LINKS_S * 1e9:
+            self._kept.popleft()
+
+    def of(self, spans: Mapping[int, events.Span]) -> tuple[LinkUse, ...]:
+        """Those between hosts of the job, in some steps, or the last seconds before their end."""
+        if not self._kept or not spans:
+            return ()
+        end_ns = max(span.end_ns for span in spans.values())
+        begin_ns = min(min(span.start_ns for span in spans.values()), end_ns - LINKS_S * 1e9)
+        return tuple(
+            replace(use, peer=self._hosts.get(use.peer, ""))
+            for use in self._kept
+            if use.begin_ns < end_ns and use.end_ns > begin_ns and (not use.peer or use.peer in self._hosts)
+        )
 
 
 EXPIRES_S = 60.0

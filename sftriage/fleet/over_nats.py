@@ -274,6 +274,7 @@ class NatsFleet:
             wall_ns=rows.wall_ns,
             agent=message.agent,
             position=message.sequence,
+            links=rows.links,
         )
         self._keep.take(mine)
         self._rows.add(mine, time.monotonic())

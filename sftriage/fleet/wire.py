@@ -28,7 +28,7 @@ from sftriage.mitigate.switching import MAX_STAGES, Request, Setting, StageTimes
 from sftriage.model.captures import CAPTURE_ID, Report, WantedCapture
 from sftriage.model.ends import HostEnds
 from sftriage.model.hangs import Call, GroupCalls, RankEvidence
-from sftriage.model.windows import COUNTERS, GpuFindings, JobStatus, ReadCounts, StageSchema
+from sftriage.model.windows import COUNTERS, GpuFindings, JobStatus, LinkUse, ReadCounts, StageSchema
 from sftriage.trainer.layout import MAX_COUNT, MAX_RANKS, RingInfo, bounded_text
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays, slot_bounds, slot_words
 from sftriage.windows.rings import N_VALUES, Rows, bounds
@@ -184,6 +184,7 @@ class _Rows(msgspec.Struct, frozen=True, array_like=True):
     steps: Columns
     device: Columns | None = None
     device_over: tuple[int, ...] = ()
+    links: Annotated[tuple[LinkUse, ...], Meta(max_length=MAX_ITEMS)] = ()
 
 
 class _Status(msgspec.Struct, frozen=True, array_like=True):
@@ -324,6 +325,7 @@ def _packed_rows(rows: Rows) -> _Rows:
         steps=packed(rows.steps),
         device=None if rows.device_steps is None else packed(rows.device_steps),
         device_over=rows.device_over,
+        links=rows.links[:MAX_ITEMS],
     )
 
 
@@ -551,6 +553,12 @@ def _checked_status(found: _Status) -> JobStatus:
     return status
 
 
+def _checked_link(use: LinkUse) -> LinkUse:
+    if min(use.begin_ns, use.end_ns, use.sent_bytes, use.busy_s, use.again, use.speed_bits_per_s) < 0:
+        raise WireError("invalid numbers of a link")
+    return bounded(use)
+
+
 def _checked_rows(found: _Rows) -> Rows:
     schema, as_sent = _schema(found.stages, found.sync), bytes(found.rings)
     of = _rings if len(as_sent) <= MAX_KNOWN_BYTES else _rings.__wrapped__
@@ -566,6 +574,7 @@ def _checked_rows(found: _Rows) -> Rows:
         device_steps=None if found.device is None else unpacked(found.device, schema, infos.keys()),
         device_over=found.device_over,
         wall_ns=found.wall_ns,
+        links=tuple(map(_checked_link, found.links)),
     )
 
 

@@ -17,6 +17,9 @@ UNDECIDED = frozenset({"low_coverage", "self_inflicted", "mixed_roles", "no_sync
 Scope = Literal["rank", "host", "cohort", "all"]
 Clock = Literal["host", "device"]
 Pattern = Literal["chronic", "recurring", "one-off"]
+Direction = Literal["send", "receive", "both"]
+Against = Literal["peers", "reverse", "before", "interface"]
+"""What a slow link is compared with: the other hosts' links, the other direction, itself before, its interface."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,31 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowLink:
+    """A link between hosts that slows the exchange of all ranks; no rank is slow for it.
+
+    Attributes:
+        host, peer: the host whose link is slow, to or from all others; with a ``peer``, the link between them, where
+            nothing shows whose end is slow.
+        direction: whether it is slow to ``send``, to ``receive``, or ``both``; with a peer, ``send`` is from the host
+            to it.
+        bits_per_s: its rate while it is busy.
+        usual_bits_per_s: what that is compared with, which is ``against``.
+        cost_s: exposed seconds a step that it would save if it were as fast as that.
+        again_per_s: segments sent again a second.
+    """
+
+    host: str
+    peer: str
+    direction: Direction
+    bits_per_s: float
+    usual_bits_per_s: float
+    against: Against
+    cost_s: float
+    again_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """What one suspect cost a job of ``ranks`` ranks, in steps that no earlier window has counted.
 
@@ -156,7 +184,7 @@ class Verdict:
     duration so far, a suspect's ``gain_s`` is how long the others have been waiting, and there is no frontier yet.
 
     ``regression`` is set while the job is slower than its own best, and once when that ends. ``lost`` is what the
-    window adds to the cost of stragglers.
+    window adds to the cost of stragglers. ``link`` is a slow link between hosts.
     """
 
     first_step: int
@@ -173,6 +201,7 @@ class Verdict:
     attempt: int = 0
     regression: Regression | None = None
     lost: Lost | None = None
+    link: SlowLink | None = None
 
     @property
     def step_s(self) -> float:

@@ -6,6 +6,7 @@ Arrays carry their axes as suffixes: N steps, R ranks, S stages, G sync stages, 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -245,6 +246,32 @@ class JobStatus:
         return replace(self, doing_VR=self.doing_VR[:, some])
 
 
+@dataclass(frozen=True, slots=True)
+class LinkUse:
+    """What the ranks of one host sent to another host between two readings.
+
+    ``address`` is their own, ``peer`` that of the other host, and then its name; "" for an RDMA port, which is used for
+    all of them. Sending ``sent_bytes`` took ``busy_s``, without the time in which the receiver read nothing. ``again``
+    counts segments sent again. The interface has ``speed_bits_per_s``, 0 if unknown. Times are of the host's clock,
+    since the epoch.
+    """
+
+    host: str
+    address: str
+    peer: str
+    begin_ns: int
+    end_ns: int
+    sent_bytes: int
+    busy_s: float
+    again: int = 0
+    speed_bits_per_s: float = 0.0
+
+    @property
+    def bits_per_s(self) -> float:
+        """The rate while it was sending."""
+        return 8 * self.sent_bytes / self.busy_s if self.busy_s > 0.0 else math.inf
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
     """N consecutive steps × R ranks × S stages of durations, in seconds.
@@ -261,6 +288,7 @@ class Window:
     - ``noted_NR``: kinds that only some ranks note, "" elsewhere;
     - ``loaders_N``: steps in which a rank's data loader started its workers anew;
     - ``work_NR``: the work of each rank's step (tokens, samples), 0 if not noted;
+    - ``links``: what the hosts sent each other in its steps, and in the seconds before;
     - ``counted_NRC``: the kernel's counters of the rank, in the order of `COUNTERS`; NaN if unknown;
     - ``on_device``: some rank's steps run on a device for which its host does not wait: the host's durations are then
       those of launches, and of waiting for the device wherever the host next blocks;
@@ -291,6 +319,7 @@ class Window:
     device_ready_NR: FloatArray | None = None
     noted_NR: NDArray[Any] | None = None
     loaders_N: BoolArray | None = None
+    links: tuple[LinkUse, ...] = ()
 
     def noted(self, n: int) -> tuple[str, ...]:
         """The kinds that any rank notes for the n-th step of the window."""

@@ -28,6 +28,7 @@ from sftriage.verdict.accounting import (
     segments,
 )
 from sftriage.verdict.candidates import Candidate, Onset, OnsetKey, Track, candidates_of, group_candidates
+from sftriage.verdict.links import Rates
 from sftriage.verdict.regression import OwnBest, measured, paused_steps
 from sftriage.verdict.units import (
     HeldBack,
@@ -171,6 +172,7 @@ class Past:
         exchanged: whether the ranks have exchanged anything.
         paused: the pauses that the last window was the first to show.
         rest, rest_ranks: the state of the ranks that recorded the last window, where some did not.
+        best_rates: the highest rates of the links between hosts.
     """
 
     baseline: whatif.Baseline = field(default_factory=whatif.Baseline)
@@ -191,6 +193,7 @@ class Past:
     paused: tuple[JobPaused, ...] = ()
     rest: Past | None = None
     rest_ranks: tuple[int, ...] = ()
+    best_rates: Rates = field(default_factory=dict)
 
 
 class PairHistory(NamedTuple):

@@ -29,6 +29,7 @@ from sftriage.verdict.accounting import (
 )
 from sftriage.verdict.candidates import Candidate
 from sftriage.verdict.evidence import Past, WindowEvidence, is_named, resumed, with_next
+from sftriage.verdict.links import Rates, best_rates, slow_link
 from sftriage.verdict.regression import advanced, of_suspect, pauses, with_regression
 from sftriage.verdict.units import stage_of, with_system
 from sftriage.verdict.whatif import JITTER_RANKS, learned, replay, replayed, roles_of
@@ -409,8 +410,26 @@ def _judge(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Pas
     verdict = replace(verdict, lost=_lost(verdict, evidence, named, past.counted_step))
     counted_step = past.counted_step if verdict.lost is None else window.last_step
     after = replace(past, device=after) if on_device else after
+    verdict = _with_link(verdict, window, evidence, past.best_rates)
+    rates = best_rates(window.links, past.best_rates) if window.links else past.best_rates
     paused = pauses(evidence.measures, settings, before.own_best.next_step, window.attempt)
-    return verdict, replace(after, counted_step=counted_step, paused=paused)
+    return verdict, replace(after, counted_step=counted_step, paused=paused, best_rates=rates)
+
+
+def _with_link(verdict: Verdict, window: Window, evidence: WindowEvidence, best: Rates) -> Verdict:
+    """The verdict with a slow link, if there is one. Unless it names a rank or host, the link is why it is held."""
+    if not window.links or not UNDECIDED.isdisjoint(verdict.reasons):
+        return verdict
+    split = bool(verdict.numbers.get("split"))
+    exchange_s = float(evidence.like.typical.sync_S.sum())
+    link = slow_link(window.links, evidence.exposed_s, exchange_s, best, evidence.settings, split=split)
+    if link is None:
+        return verdict
+    verdict = replace(verdict, link=link, numbers={**verdict.numbers, "link_cost_s": link.cost_s})
+    if verdict.label == "suspect" and verdict.suspects[0].is_single:
+        return verdict
+    # (what all ranks share is the time that they wait for it)
+    return replace(verdict, label="needs_evidence", reasons=("slow_link",))
 
 
 def _lost(verdict: Verdict, evidence: WindowEvidence, named: Suspect | None, counted_step: int) -> Lost | None:

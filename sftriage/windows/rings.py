@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.errors import RingError
-from sftriage.model.windows import OTHER, JobStatus, RankStatus, StageSchema
+from sftriage.model.windows import OTHER, JobStatus, LinkUse, RankStatus, StageSchema
 from sftriage.trainer import layout
 from sftriage.trainer.layout import MAX_COUNT, OpenFile, RingInfo
 from sftriage.windows.decoding import Batch, BoolArray, Copied, IntArray, StepArrays, batches
@@ -40,6 +40,7 @@ class Rows:
         away: silent ranks; windows do not wait for them until they report again.
         wall_ns: the offset from the times of these steps to nanoseconds since the epoch.
         agent, position: the agent's stream, and the position after these rows.
+        links: what the host sent to others since the last rows.
     """
 
     generation: int
@@ -53,6 +54,7 @@ class Rows:
     wall_ns: int = 0
     agent: str = ""
     position: int = 0
+    links: tuple[LinkUse, ...] = ()
 
 
 N_VALUES = 10

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Literal
 
-from sftriage.model.verdicts import OwnWork, Regression, Suspect, Verdict
+from sftriage.model.verdicts import Against, Direction, OwnWork, Regression, SlowLink, Suspect, Verdict
 from sftriage.model.windows import MOST_FRACTION, InterpreterCode, SystemCode
 
 _MOST_RANKS = 8
@@ -126,6 +126,7 @@ REASONS: Mapping[str, str] = {
     "clock_limited": "the ranks run on devices, and by the host's clock a wait for a device can show in any stage",
     "self_inflicted": "a capture was running, which itself slows the job",
     "regressed": "the job is slower than its own best, and no single rank is the cause",
+    "slow_link": "a link between hosts is slow, and all ranks wait for it",
 }
 
 CLOCKS: Mapping[str, str] = {"host": "", "device": "by the devices' clock"}
@@ -177,6 +178,9 @@ RESOLVES: Mapping[str, tuple[str, ...]] = {
     "regressed": (
         "Look for what changed when the slowdown began (the data and its lengths, neighbours on the machines, clocks "
         "and temperatures, a file system that fills).",
+    ),
+    "slow_link": (
+        "Look at that network interface, its cable and switch port (ethtool, ip -s link), and at what else uses them.",
     ),
     "not_arrived": (
         "Look at the stacks of the named ranks (py-spy dump --pid), and at what their stage reads from or calls.",
@@ -333,10 +337,14 @@ def verdict_sentence(verdict: Verdict) -> str:
             sentence = _stall_sentence(verdict)
         case _:
             known = dict(REASONS)
+            if verdict.link is not None:
+                known["slow_link"] = link_phrase(verdict.link)
             if verdict.regression is not None:
                 known["regressed"] = regression_phrase(verdict.regression)
             reasons = "; ".join(known.get(reason, reason) for reason in verdict.reasons)
             sentence = f"Held: {', '.join(verdict.reasons)} in {steps}: {reasons}."
+    if verdict.link is not None and "slow_link" not in verdict.reasons:
+        sentence = f"{sentence[:-1]}; {link_phrase(verdict.link)}."
     if verdict.regression is not None and "regressed" not in verdict.reasons:
         sentence = f"{sentence[:-1]}; {regression_phrase(verdict.regression)}."
     return f"{sentence[:-1]}, {clock}." if clock else sentence
@@ -359,6 +367,33 @@ def regression_phrase(regression: Regression) -> str:
     waited = regression.descheduled_fraction or 0.0
     why = f"; {waited:.0%} of that is waiting for a CPU" if waited >= MOST_FRACTION else ""
     return f"{subject} slower than {best} by {regression.fraction:.0%} since {since} {between}{where_in}, {alike}{why}"
+
+
+_SIDES: Mapping[Direction, str] = {"send": "sends", "receive": "receives", "both": "carries"}
+_USUAL: Mapping[Against, str] = {
+    "peers": "its peers {}",
+    "reverse": "the other direction {}",
+    "before": "{} before",
+    "interface": "of an interface of {}",
+}
+
+
+def link_phrase(link: SlowLink) -> str:
+    """Which link is slow, what it carries beside others, and what that costs."""
+    name = f"the link of {link.host}"
+    if link.peer:
+        name = f"the link {'between' if link.direction == 'both' else 'from'} {link.host} "
+        name += f"{'and' if link.direction == 'both' else 'to'} {link.peer}"
+    does = "carries" if link.peer else _SIDES[link.direction]
+    again = f", with {link.again_per_s:.0f} segments a second sent again" if link.again_per_s >= 1.0 else ""
+    usual = _USUAL[link.against].format(bits(link.usual_bits_per_s))
+    return f"{name} {does} {bits(link.bits_per_s)}, {usual}{again}; costs {milliseconds(link.cost_s)} a step"
+
+
+def bits(per_s: float) -> str:
+    """A rate in bits per second, to two or three digits."""
+    unit, scale = ("Gbit/s", 1e9) if per_s >= 1e9 else ("Mbit/s", 1e6)
+    return f"{per_s / scale:.0f} {unit}" if per_s >= 9.95 * scale else f"{per_s / scale:.1f} {unit}"
 
 
 ALONE: Mapping[str, str] = {"compilation": "compiles", "evaluation": "evaluates", "checkpoint": "saves a checkpoint"}

@@ -84,6 +84,12 @@ class Hosts:
     def cut(self, whole: bool) -> None:
         ip("-n", self.names[1], "link", "set", DEVICE, "up" if whole else "down")
 
+    def limit(self, number: int, rate: str, *, receiving: bool = False) -> None:
+        """Limit what a host sends to its network, or receives from it."""
+        name, device = (self._switch, f"port-{self.names[number][-1]}") if receiving else (self.names[number], DEVICE)
+        shaped = ["tc", "-n", name, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate]
+        subprocess.run([*shaped, "burst", "128kb", "latency", "50ms"], check=True, capture_output=True)
+
     def torchrun(
         self,
         directory: Path,
@@ -94,15 +100,16 @@ class Hosts:
         port: int,
         forked: bool = False,
     ) -> list[subprocess.Popen]:
-        """`sftriage run` of a job by torchrun (or ``forked``) on two hosts, each with a working directory of its own.
+        """`sftriage run` of a job by torchrun (or ``forked``) on all hosts, each with a working directory of its own.
 
         Its policy is ``policy.yaml`` in ``directory``, where its run goes, and what each host says: ``said-0``, ...
         """
         started = []
-        for number in range(2):
+        for number in range(len(self.names)):
             place = directory / f"host-{number}"
             place.mkdir(exist_ok=True)
-            launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", 2, "--node-rank", number]
+            launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", len(self.names)]
+            launcher += ["--node-rank", number]
             launcher += ["--nproc-per-node", ranks, "--master-addr", BOTH[0], "--master-port", port]
             launcher = [*FORKED, ranks] if forked else launcher
             run = [sys.executable, "-m", "sftriage", "run", *options, "--hub", BOTH[0], "--out", directory / "run"]
