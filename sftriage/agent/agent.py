@@ -16,14 +16,14 @@ from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from sftriage.agent.executor import Executor, StatusReader, TrainerCapture
-from sftriage.agent.gpus import EvidenceSampler, slowed_fraction
+from sftriage.agent.gpus import EvidenceSampler, gpu_facts, slowed_fraction
 from sftriage.agent.hangs import HangSampler
 from sftriage.agent.nsys import AbandonedNsys, NsysCapture, NsysPlace
 from sftriage.agent.reading import RankRings
 from sftriage.agent.stacks import StacksCapture
 from sftriage.errors import CaptureError, RingError, SftriageError
 from sftriage.model.captures import CaptureRequest, CaptureResult, CaptureState, Profiler, Report, WantedCapture
-from sftriage.model.hangs import RankEvidence
+from sftriage.model.hangs import FACTS, RankEvidence
 from sftriage.model.windows import GpuFindings, plain
 from sftriage.traces.disk import Do, at_once
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, contents_of
@@ -401,9 +401,18 @@ class Agent(RankRings):
     def hang_evidence(self, token: str, detail: Sequence[int]) -> tuple[RankEvidence, ...] | None:
         """What is known of each rank of the newest generation on this host; None while it is gathered: call again.
 
-        The evidence of the ranks in ``detail`` has more of their stacks. A new ``token`` begins anew.
+        The evidence of the ranks in ``detail`` has more of their stacks. A new ``token`` begins anew; for one of
+        `FACTS`, it is the facts of these ranks and their GPUs.
         """
-        return self._hangs.poll(token, detail)
+        found = self._hangs.poll(token, detail)
+        if not (found and self._has_gpus and token.startswith(FACTS)):
+            return found
+        gpus = self._gpus.poll(list(self.ranks.values()), monotonic(), detail)
+        if gpus is None:
+            return None
+        self._has_gpus = bool(gpus.gpus)
+        of = {rank.rank: gpu_facts(gpu) for rank in found if (gpu := gpus.of(rank.rank)) is not None}
+        return tuple(replace(rank, facts={**rank.facts, **of.get(rank.rank, {})}) for rank in found)
 
     def close(self) -> None:
         self._gpus.close()

@@ -15,7 +15,7 @@ import msgspec
 
 from sftriage.base.bounds import bounded, printable
 from sftriage.errors import CaptureError
-from sftriage.model.hangs import Call, GroupCalls, ThreadEvidence, WorkerEvidence
+from sftriage.model.hangs import Call, Fact, GroupCalls, ThreadEvidence, WorkerEvidence
 from sftriage.trainer.executor import STACK_ANSWER, STACK_REQUESTS
 from sftriage.trainer.layout import RingInfo
 
@@ -31,6 +31,7 @@ class TrainerAccount(msgspec.Struct, frozen=True):
     workers: tuple[WorkerEvidence, ...] = ()
     timeout_s: float | None = None
     problem: str = ""
+    facts: dict[str, Fact] = {}
 
 
 class TrainerAnswer(msgspec.Struct, frozen=True):

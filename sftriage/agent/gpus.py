@@ -24,6 +24,7 @@ import msgspec
 
 from sftriage.base.process import BoundedProgram, start_ticks
 from sftriage.errors import CaptureError
+from sftriage.model.hangs import Fact
 from sftriage.trainer.layout import RingInfo
 
 VISIBLE, ORDER, CONTAINER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"
@@ -54,6 +55,7 @@ class Gpu:
     clock_reasons: Mapping[str, float] | None = None
     sm_clock_mhz: float | None = None
     sm_clock_max_mhz: float | None = None
+    power_limit_mw: float | None = None
     ecc_uncorrected: int | None = None
     ecc_corrected: int | None = None
     memory_used_bytes: int | None = None
@@ -377,6 +379,18 @@ def _memory(gpu: Gpu, others: Sequence[Gpu]) -> list[str]:
     if full is None or usual is None or full < FULL_FRACTION or usual > ROOMY_FRACTION:
         return []
     return [f": its memory is {full:.0%} full, the others' {usual:.0%}"]
+
+
+def gpu_facts(gpu: Gpu) -> dict[str, Fact]:
+    """What a rank's GPU adds to its facts (`sftriage.trainer.facts`); the clock of an idle one means nothing."""
+    limits = [words for name, words in (_HARD | _SOFT).items() if (gpu.clock_reasons or {}).get(name, 0) >= _MOSTLY]
+    found = {
+        "gpu": gpu.name,
+        "gpu_clock_mhz": None if _idle(gpu) else gpu.sm_clock_mhz,
+        "gpu_power_limit_watts": None if gpu.power_limit_mw is None else gpu.power_limit_mw / 1e3,
+        "gpu_limited_by": ", ".join(limits) or None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def in_use_fraction(gpu: Gpu) -> float | None:

@@ -24,7 +24,7 @@ from sftriage.agent.stacks import find_py_spy, reason_of, threads_of
 from sftriage.base.bounds import bounded
 from sftriage.base.process import BoundedProgram, content_of, stat_fields
 from sftriage.errors import CaptureError
-from sftriage.model.hangs import INTERPRETER, RankEvidence, SourceLine, ThreadEvidence, Wait, WorkerEvidence
+from sftriage.model.hangs import FACTS, INTERPRETER, RankEvidence, SourceLine, ThreadEvidence, Wait, WorkerEvidence
 from sftriage.model.windows import RankStatus
 from sftriage.trainer.executor import HANG_DETAIL_TOKEN, HANG_TOKEN
 from sftriage.trainer.layout import RingInfo
@@ -312,12 +312,20 @@ Gathered = Generator[None, None, tuple[RankEvidence, ...]]
 
 
 def gathered(rings: RankRings, directory: Path, token: str, detail: Collection[int]) -> Gathered:
-    """The evidence of the ranks of the newest generation, turn by turn, for `ANSWER_S` at most."""
+    """The evidence of the ranks of the newest generation, turn by turn, for `ANSWER_S` at most.
+
+    For a token of `FACTS`, that is the facts of the ranks in ``detail``.
+    """
     began_s = monotonic()
     end_s = began_s + ANSWER_S
     newest = max((info.attempt for info in rings.infos), default=0)
     infos = sorted((info for info in rings.infos if info.attempt == newest), key=attrgetter("rank"))
-    ranks = [_requested(directory, info, rings, token, info.rank in detail) for info in infos]
+    if token.startswith(FACTS):
+        ranks = [_requested(directory, info, rings, token) for info in infos if info.rank in detail]
+    else:
+        words = {True: HANG_DETAIL_TOKEN, False: HANG_TOKEN}
+        asked = [(info, info.rank in detail) for info in infos]
+        ranks = [_requested(directory, info, rings, f"{words[more]} {token}", more) for info, more in asked]
     with contextlib.closing(_Dumps()) as dumps:
         silent = False
         while True:
@@ -337,11 +345,11 @@ def gathered(rings: RankRings, directory: Path, token: str, detail: Collection[i
     return tuple(rank.evidence(now[rank.info.rank]) for rank in ranks if rank.info.rank in now)
 
 
-def _requested(directory: Path, info: RingInfo, rings: RankRings, token: str, detailed: bool) -> _Rank:
+def _requested(directory: Path, info: RingInfo, rings: RankRings, line: str, detailed: bool = False) -> _Rank:
     kernel, visible = kernel_state(info, rings.stat)
     rank = _Rank(info, detailed, kernel, info.pid if visible else 0)
     try:
-        rank.request = TrainerRequest(directory, info, f"{HANG_DETAIL_TOKEN if detailed else HANG_TOKEN} {token}")
+        rank.request = TrainerRequest(directory, info, line)
     except CaptureError as error:
         rank.problem = str(error)
     return rank

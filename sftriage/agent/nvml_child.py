@@ -70,6 +70,7 @@ class Device:
             "name": self.query("nvmlDeviceGetName"),
             "pci_bus_id": None if pci is None else _text(pci.busId),
             "sm_clock_max_mhz": self.query("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM"),
+            "power_limit_mw": self.query("nvmlDeviceGetEnforcedPowerLimit"),
             "ecc_uncorrected": uncorrected,
             "ecc_corrected": corrected,
             "memory_used_bytes": None if memory is None else memory.used,

@@ -23,7 +23,7 @@ from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.model.captures import CAPTURE_ID
 from sftriage.model.windows import plain
 from sftriage.reports.texts import explanation_lines, manifest_lines
-from sftriage.runs.decisions import DecisionGroup, WindowRow, groups_of, why_none, window_of
+from sftriage.runs.decisions import DecisionGroup, WindowRow, differences_of, groups_of, why_none, window_of
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.hangs import hang_in
 from sftriage.runs.operations import operations_in
@@ -156,10 +156,11 @@ class Answers:
 
         `answers` say whether it is healthy, since when, which rank and where, how sure that is, what it has cost so far
         and what was captured; `do_next` has commands for the user. This server does not run them.
-        `cause` is why, if a capture has shown it. `suspects_have_cost` is what fixing each suspect would have saved
-        since the run began: rank_s in seconds of all ranks, rank_hours the same in hours (GPU-hours, if each rank has
-        a GPU). `time_went` adds up to the run's wall clock: useful steps, suspects, work that one rank does while the
-        others wait, what recurs on all ranks, pauses, captures, start, restarts, and what is not accounted for.
+        `cause` is why, if a capture has shown it; `differs` has what differs between the suspect and its peers.
+        `suspects_have_cost` is what fixing each suspect would have saved since the run began: rank_s in seconds of all
+        ranks, rank_hours the same in hours (GPU-hours, if each rank has a GPU). `time_went` adds up to the run's wall
+        clock: useful steps, suspects, work that one rank does while the others wait, what recurs on all ranks, pauses,
+        captures, start, restarts, and what is not accounted for.
         Next: explain_window for the numbers, capture_findings for why the rank is slow.
         """
         directory, view = self.run_and_view(run)
@@ -171,6 +172,7 @@ class Answers:
                 **self._about(directory),
                 "answers": {QUESTIONS[each.question]: "; ".join((each.text, *each.more)) for each in summary.answers},
                 "cause": "" if summary.cause is None else caused(summary.cause),
+                "differs": summary.differs,
                 "do_next": [each.line for each in summary.steps],
                 "suspects_have_cost": losses,
                 "time_went": times and {"says": summary.times, **times},
@@ -215,8 +217,9 @@ class Answers:
         captures = [request.capture_id for request in decision.requests][:MAX_LISTED]
         steps = [decision.first_step, decision.last_step]
         cites = {"run": directory.path.name, "steps": steps, "ranks": ranks, "captures": captures}
+        hang, differences = hang_in(directory, event), differences_of(directory, event.verdict)
         return _bounded(
-            {"lines": list(explanation_lines(event, hang=hang_in(directory, event))), "cites": cites}, "lines"
+            {"lines": list(explanation_lines(event, hang=hang, differences=differences)), "cites": cites}, "lines"
         )
 
     def captures_of_step(self, step: Step, run: Run = "") -> dict[str, Any]:

@@ -22,6 +22,7 @@ from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import plain
 from sftriage.policy.fields import size_bytes
 from sftriage.reports.texts import frontier_table, time_table, whatif_tables, windows_table
+from sftriage.runs.decisions import differences_of
 from sftriage.runs.directory import RunDirectory, find_run
 from sftriage.runs.hangs import hang_in
 from sftriage.runs.operations import load_operations
@@ -78,8 +79,11 @@ def analyze(
         console.print(event_sentence(pause))
     if (times := _times(path, recording, pairs)) is not None:
         console.print(time_table(times))
-    if RunDirectory(path).decisions.is_file() and (hang := hang_in(RunDirectory(path))) is not None:
-        console.print(f"{caused(hang)} {hang.next_step}")
+    if RunDirectory(path).decisions.is_file():
+        if (differing := differences_of(RunDirectory(path), shown)) is not None:
+            console.print(event_sentence(differing))
+        if (hang := hang_in(RunDirectory(path))) is not None:
+            console.print(f"{caused(hang)} {hang.next_step}")
 
 
 Judged = tuple[Verdict, Sequence[JobPaused]]

@@ -42,7 +42,7 @@ def explain_decision(
     import msgspec
 
     from sftriage.reports.texts import explanation_lines, resolves
-    from sftriage.runs.decisions import remedies_by, window_of
+    from sftriage.runs.decisions import differences_of, remedies_by, window_of
     from sftriage.runs.hangs import hang_in
     from sftriage.words.decisions import decision_values
     from sftriage.words.run import event_sentence
@@ -51,11 +51,12 @@ def explain_decision(
     directory = find_run(run)
     event = window_of(directory, target)
     remedies, hang = remedies_by(directory, event), hang_in(directory, event)
+    differing = differences_of(directory, event.verdict)
     if as_json:
         verdict, decision = event.verdict, event.decision
         values = {"verdict": verdict, "explanation": explain(verdict), "decision": decision_values(decision)}
         tried = [{"says": event_sentence(remedy), **msgspec.to_builtins(remedy)} for remedy in remedies]
-        values |= {"hang": None if hang is None else msgspec.to_builtins(hang)}
+        values |= {"hang": msgspec.to_builtins(hang), "differences": msgspec.to_builtins(differing)}
         print_json({**values, "resolves": resolves(verdict, decision), "remedies": tried})
         return
-    write(*explanation_lines(event, remedies, hang))
+    write(*explanation_lines(event, remedies, hang, differing))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Protocol
@@ -17,13 +17,16 @@ import numpy as np
 from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
-from sftriage.model.hangs import RankEvidence
-from sftriage.model.verdicts import Verdict
+from sftriage.model.hangs import FACTS, RankEvidence
+from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import GpuFindings, JobStatus, LinkUse, ReadCounts, Window
 from sftriage.policy.state import Losses
 from sftriage.verdict.accounting import known_medians
+from sftriage.verdict.differences import differences
 from sftriage.windows.gather import Gatherer, Shape, StepTimes
 from sftriage.windows.rings import Rows
+from sftriage.words.differences import difference_lines
+from sftriage.words.verdicts import subject
 
 log = logging.getLogger("sftriage")
 
@@ -56,7 +59,7 @@ class Fleet(Protocol):
     def hang_evidence(self, token: str, detail: Sequence[int]) -> tuple[RankEvidence, ...] | None:
         """What is known of each rank, once each, with more stacks of those in ``detail``; None while it is gathered.
 
-        A ``token`` is a capture's id. A new one begins anew.
+        A ``token`` is a capture's id. A new one begins anew; for one of `FACTS`, the ranks in ``detail`` have facts.
         """
 
     def settled(self, agent: str, position: int) -> None:
@@ -323,23 +326,70 @@ class DesiredCaptures:
         return wanted, replace(result, detail=f"{result.detail}: {called_off[1]}" if result.detail else called_off[1])
 
 
+MAX_PEERS = 16
+"""Peers with which a suspect is compared."""
+
+
 @dataclass(slots=True)
 class Corroboration:
     """Queries the GPUs of suspects, and with the policy's ``nvml`` those of undecided windows. Never waits.
 
+    It also compares each suspect with its peers, once in an attempt, by the facts of their processes.
+
     Attributes:
         remarks: the last remarks on each rank's GPU.
         slowed: fraction by which its clock was below the others', for slow ones.
+        differing: what differs on each rank.
     """
 
     remarks: dict[int, tuple[str, ...]] = field(default_factory=dict)
     slowed: dict[int, float | None] = field(default_factory=dict)
+    differing: dict[int, list[str]] = field(default_factory=dict)
     _wanted: Verdict | None = None
+    _compared: tuple[Verdict, Suspect, tuple[int, ...]] | None = None
+    _known: set[tuple[int, Hashable]] = field(default_factory=set)
 
-    def want(self, verdict: Verdict, *, of_undecided: bool) -> None:
+    def want(self, verdict: Verdict, window: Window, *, of_undecided: bool) -> None:
         """Request evidence for a verdict; a newer verdict replaces it."""
         if verdict.suspects and (verdict.label == "suspect" or (of_undecided and verdict.label == "needs_evidence")):
             self._wanted = verdict
+        suspect = verdict.named
+        if suspect is None or suspect.pattern == "one-off" or (verdict.attempt, suspect.identity) in self._known:
+            return
+        others = sorted({*range(window.durations_NRS.shape[1])}.difference(suspect.ranks))
+        peers = others if suspect.scope == "cohort" else peers_of(verdict, window)
+        self._compared = verdict, suspect, tuple(peers[:MAX_PEERS])
+
+    def compare(self, fleet: Fleet, now_s: float) -> events.DifferencesFound | None:
+        """What differs between the last suspect and its peers; None while nothing is known to."""
+        if self._compared is None:
+            return None
+        verdict, suspect, peers = self._compared
+        ranks, token = suspect.ranks[: events.MAX_COMPARED], f"{FACTS}{verdict.attempt}-{verdict.first_step}"
+        evidence = fleet.hang_evidence(token, (*ranks, *peers))
+        if evidence is None:
+            return None
+        self._compared = None
+        self._known.add((verdict.attempt, suspect.identity))
+        facts = {rank.rank: rank.facts for rank in evidence if rank.facts}
+        peers = tuple(rank for rank in peers if rank in facts)
+        found = differences(suspect, [facts[rank] for rank in ranks if rank in facts], [facts[rank] for rank in peers])
+        if not found:
+            return None
+        event = events.DifferencesFound(
+            time_s=now_s,
+            attempt=verdict.attempt,
+            who=subject(suspect),
+            ranks=ranks,
+            peers=peers,
+            differences=found,
+        )
+        self.differing |= {rank: difference_lines(event) for rank in ranks}
+        return event
+
+    def remarks_on(self, rank: int) -> tuple[str, ...]:
+        """All remarks on a rank, as its captures have them."""
+        return (*self.remarks.get(rank, ()), *self.differing.get(rank, ()))
 
     def look(self, fleet: Fleet) -> events.EvidenceGathered | None:
         """The GPUs' answer as an event to record; None while there is nothing to report."""

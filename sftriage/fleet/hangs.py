@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 from sftriage.fleet.hosts import Host, status_of_all
 from sftriage.fleet.hub import Lease
 from sftriage.fleet.wire import HangQuery, WireError, decode_evidence, encode
-from sftriage.model.hangs import RankEvidence
+from sftriage.model.hangs import FACTS, RankEvidence
 from sftriage.model.windows import JobStatus, RankStatus
 
 PATIENCE_S = 5.0
 """How long the hosts may take: an agent waits for its ranks for `sftriage.agent.hangs.ANSWER_S`."""
+FACTS_PATIENCE_S = 15.0
+"""The same for facts: the drivers of GPUs take their time."""
 UNANSWERED, UNKNOWN = "its host does not answer", "its host has no evidence of it"
 
 
@@ -84,12 +86,15 @@ class HangQueries:
     def _begin(self, token: str, detail: Sequence[int], hosts: Mapping[str, Host]) -> None:
         for answer in self._answers.values():
             answer.cancel()
-        self._end_s = time.monotonic() + PATIENCE_S
+        of_facts = token.startswith(FACTS)
+        self._end_s = time.monotonic() + (FACTS_PATIENCE_S if of_facts else PATIENCE_S)
         here = {agent: ranks for agent, host in hosts.items() if (ranks := ranks_of(host))}
         self._owners = {rank: (agent, pid) for agent, ranks in here.items() for rank, pid in ranks.items()}
+        of_each = {agent: tuple(rank for rank in detail if rank in ranks) for agent, ranks in here.items()}
         self._answers = {
-            agent: self._lease.hub.later(self._query(agent, token, tuple(rank for rank in detail if rank in ranks)))
-            for agent, ranks in here.items()
+            agent: self._lease.hub.later(self._query(agent, token, some))
+            for agent, some in of_each.items()
+            if some or not of_facts
         }
 
     async def _query(self, agent: str, token: str, detail: tuple[int, ...]) -> HostAnswer:

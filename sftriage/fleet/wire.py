@@ -389,7 +389,7 @@ def _split(evidence: Sequence[RankEvidence]) -> list[Sequence[RankEvidence]]:
 
 def _without_details(evidence: RankEvidence) -> RankEvidence:
     why = "what it knows is too large to be sent"
-    return replace(evidence, calls=(), groups=(), threads=(), workers=(), answered=False, problem=why)
+    return replace(evidence, calls=(), groups=(), threads=(), workers=(), facts={}, answered=False, problem=why)
 
 
 def _packed_evidence(evidence: Sequence[RankEvidence], n_parts: int) -> bytes:
@@ -415,8 +415,8 @@ def _checked_evidence(found: _Evidence) -> tuple[int, tuple[RankEvidence, ...]]:
     for rank, of_calls, of_groups in found.ranks:
         if max(of_calls, default=-1) >= len(calls) or max(of_groups, default=-1) >= len(groups):
             raise ValueError("unknown calls")
-        if max(len(rank.threads), len(rank.workers)) > MAX_ITEMS:
-            raise ValueError("too many threads or workers")
+        if max(map(len, (rank.threads, rank.workers, rank.facts))) > MAX_ITEMS:
+            raise ValueError("too many threads, workers or facts")
         its_calls, its_groups = tuple(calls[at] for at in of_calls), tuple(groups[at] for at in of_groups)
         ranks.append(replace(bounded(rank), calls=its_calls, groups=its_groups))
     return found.parts, tuple(ranks)

@@ -271,11 +271,13 @@ def report_status(body: Body, view: View, now_s: float, pod: str = "") -> object
 
 
 def _summary(summary: RunSummary) -> str:
-    """The state in a sentence; of a hang with its next step, of a healthy job with what was mended last."""
+    """The state in a sentence, with the next step of a hang, what differs on a suspect, or what was mended last."""
     if summary.health == "healthy":
         return " ".join((summary.sentence, *summary.mended[-1:]))
     hang = summary.cause if summary.health == "stalled" else None
-    return f"{summary.sentence or summary.headline} {'' if hang is None else hang.next_step}".strip()
+    more = "" if hang is None else hang.next_step
+    more = more if summary.differences is None else event_sentence(summary.differences)
+    return f"{summary.sentence or summary.headline} {more}".strip()
 
 
 def outdated(body: Body, now_s: float, keep_s: float) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 
 from sftriage.errors import UsageError
 from sftriage.model import captures
-from sftriage.model.hangs import Hang
+from sftriage.model.hangs import Fact, Hang
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import JobStatus, ReadCounts, Window
 
@@ -320,10 +320,37 @@ class RemedyChanged(_Event, tag="remedy", frozen=True):
     pipeline: Pipeline | None = None
 
 
+class Difference(msgspec.Struct, frozen=True):
+    """A fact by which a suspect differs: its ``value``, and that of ``alike`` of the peers; None: they have none."""
+
+    name: str
+    value: Fact | None
+    others: Fact | None
+    alike: int
+
+
+MAX_COMPARED = 8
+"""Ranks of a suspect that are compared with its peers."""
+
+
+class DifferencesFound(_Event, tag="differences", frozen=True):
+    """What differs between a suspect's processes and those of its peers, the likeliest reason first.
+
+    ``ranks`` are the first ones of the suspect, and ``peers`` those that answered.
+    """
+
+    time_s: float
+    attempt: int
+    who: str
+    ranks: tuple[int, ...]
+    peers: tuple[int, ...]
+    differences: tuple[Difference, ...]
+
+
 Decided = WindowJudged | ManualRequestDecided | FollowUpDecided
 _Common = Decided | CaptureChanged | PolicyChanged | CostMeasured | EvidenceGathered
 _Rare = TakenOver | DiskRecovered | RingGivenUp | JournalCompacted
-Event = _Common | _Rare | CauseFound | RemedyChanged | JobPaused | JobBroken
+Event = _Common | _Rare | CauseFound | RemedyChanged | JobPaused | JobBroken | DifferencesFound
 
 encode: Callable[[Event], bytes] = msgspec.json.Encoder().encode
 """An event as one line of JSON, without its end."""

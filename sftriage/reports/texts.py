@@ -21,6 +21,7 @@ from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import plain
 from sftriage.words import decisions, verdicts
 from sftriage.words.captures import capture_facts
+from sftriage.words.differences import difference_lines
 from sftriage.words.verdicts import every, milliseconds, numbers, size, slow_stage, span, subject, verdict_sentence
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import JustifyMethod
 
     from sftriage.controller.replay import ReplayedDecision
-    from sftriage.model.events import CauseFound, RemedyChanged, WindowJudged
+    from sftriage.model.events import CauseFound, DifferencesFound, RemedyChanged, WindowJudged
     from sftriage.reduce.stages import Reduction
     from sftriage.reduce.together import Agreement
     from sftriage.runs.timetable import TimeTable
@@ -294,11 +295,15 @@ def resolves(verdict: Verdict, decision: Decision) -> str:
 
 
 def explanation_lines(
-    event: WindowJudged, remedies: Iterable[RemedyChanged] = (), hang: CauseFound | None = None
+    event: WindowJudged,
+    remedies: Iterable[RemedyChanged] = (),
+    hang: CauseFound | None = None,
+    differences: DifferencesFound | None = None,
 ) -> Iterator[str]:
     """The verdict, its numbers against their thresholds, the runner-up, and what would have changed the label.
 
-    ``remedies`` are the remedies tried by then, and ``hang`` is why a stalled job hangs, if it is known.
+    ``remedies`` are the remedies tried by then, ``hang`` is why a stalled job hangs, if it is known, and
+    ``differences`` what differs between the suspect and its peers.
     """
     from sftriage.words.run import event_sentence
 
@@ -319,6 +324,7 @@ def explanation_lines(
         yield f"{'Suspect:  ' if verdict.named else 'Candidate:'} {named}: {gain}"
         if done := verdicts.system_sentence(verdict):
             yield f"System:    {done}"
+        yield from (f"Differs:   {line}" for line in (difference_lines(differences) if differences else ()))
     if verdict.suspects and explanation.runner_up is None and verdict.label != "stalled":
         yield "Runner-up: no other rank would save much if fixed alone"
     if (second := explanation.runner_up) is not None:

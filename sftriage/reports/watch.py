@@ -10,7 +10,7 @@ import msgspec
 
 from sftriage.errors import InputError
 from sftriage.model.captures import CaptureRequest
-from sftriage.model.events import CauseFound, Event, JobBroken, JobPaused, RemedyChanged, RingGivenUp
+from sftriage.model.events import CauseFound, DifferencesFound, Event, JobBroken, JobPaused, RemedyChanged, RingGivenUp
 from sftriage.model.windows import plain
 from sftriage.reports.watch_lines import clean
 from sftriage.runs.captures import captures_of
@@ -45,6 +45,7 @@ def picture_values(shown: RunSummary, place: str) -> dict[str, Any]:
         "answers": judged and judged.answers,
         "next": judged and judged.steps,
         "cause": judged and judged.cause and judged.cause.model_dump(mode="json"),
+        "differences": msgspec.to_builtins(shown.differences),
         "window": None if newest is None else window_values(newest),
         "frontier": shown.frontier,
         "suspects": () if telling is None else telling.suspects,
@@ -198,7 +199,7 @@ class RunNews:
             self.ended, self._lines = set(), RecentLines()
         new = view.results.keys() - self.ended
         ended = [capture for capture in reversed(captures_of(view)) if capture.capture_id in new] if new else []
-        shown = CauseFound, RemedyChanged, RingGivenUp, JobPaused, JobBroken
+        shown = CauseFound, RemedyChanged, RingGivenUp, JobPaused, JobBroken, DifferencesFound
         notes = [note for note in view.notes[self._notes :] if isinstance(note, shown)]
         found = view.rows[self._windows :], view.requests[self._requests :], ended, notes
         self._windows, self._requests, self._notes = len(view.rows), len(view.requests), len(view.notes)

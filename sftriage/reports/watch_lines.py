@@ -217,6 +217,7 @@ def _about(shown: RunSummary, place: str, width: int) -> list[list[Text]]:
     if shown.health != "healthy":
         if shown.why:
             paragraphs.append(_wrapped(f"Why: {shown.why}", width, "bold"))
+        paragraphs += [_wrapped(f"Differs: {line}", width) for line in shown.differs]
         paragraphs.append(_wrapped(f"{shown.done}.", width))
         paragraphs += [_wrapped(f"Next: {step.line}", width, "cyan") for step in shown.steps]
     paragraphs += [_wrapped(sentence, width, "green") for sentence in shown.mended]

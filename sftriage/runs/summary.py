@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from sftriage.mitigate import advice as remedies
-from sftriage.model.events import CostMeasured, JobBroken, Pipeline, RemedyChanged
+from sftriage.model.events import CostMeasured, DifferencesFound, JobBroken, Pipeline, RemedyChanged
 from sftriage.model.verdicts import is_informative
 from sftriage.model.windows import plain
 from sftriage.runs.decisions import (
@@ -25,6 +25,7 @@ from sftriage.runs.decisions import (
     DecisionGroup,
     Note,
     WindowRow,
+    differences_in,
     groups_of,
     statuses,
 )
@@ -34,6 +35,7 @@ from sftriage.runs.stalls import Stall, stall_of
 from sftriage.traces.manifest import CauseInfo, Manifest
 from sftriage.words import run as words
 from sftriage.words.decisions import afterwards, caused
+from sftriage.words.differences import difference_lines
 from sftriage.words.verdicts import explained, hours_of_ranks, lasted, milliseconds, span
 
 Question = Literal["healthy", "since", "who", "sure", "cost", "captured"]
@@ -94,6 +96,7 @@ class RunSummary:
         done: what was done about the newest window and why; ``resolves``: what would resolve a hold-off.
         captures: those that the trouble has led to, newest first; ``disturbed``: one disturbed the newest window.
         lost_s: the time that the trouble has cost every rank; None if there is no trouble, or the cost is unknown.
+        differences: what differs between the named suspect and its peers; ``differs`` has a line for each.
         cause: why the job is slow or hangs, if a capture shows it. The ``sentence`` of a hang is its cause.
         step_times: what each step took, if the caller has read that.
     """
@@ -109,6 +112,7 @@ class RunSummary:
         self.disturbed = False
         self.lost_s: float | None = None
         self.cause: CauseInfo | None = None
+        self.differences: DifferencesFound | None = None
         self._of_stall: list[Manifest] = []
         self.answers: tuple[Answer, ...] = ()
         self.steps: tuple[NextStep, ...] = (_to_watch(view),) if view.unwatched else ()
@@ -157,6 +161,10 @@ class RunSummary:
         """The cause in words; "" if there is none, or if it is the ``sentence``."""
         hangs = self.decisive is not None and self.decisive.label == "stalled"
         return "" if self.cause is None or hangs else caused(self.cause)
+
+    @property
+    def differs(self) -> list[str]:
+        return [] if self.differences is None else difference_lines(self.differences)
 
     @cached_property
     def times(self) -> str:
@@ -212,6 +220,8 @@ class RunSummary:
         found = [manifest.cause for manifest in self._stored()]
         causes = [cause for cause in found if cause is not None and cause.code != "unknown"]
         self.cause = causes[0] if causes and self.named else None
+        if self.named and decisive.label == "suspect":
+            self.differences = differences_in(view.notes, decisive.attempt, decisive.suspects[0])
         if decisive.label == "stalled":
             self._judge_hang(decisive)
         self.answers = (
@@ -268,7 +278,7 @@ class RunSummary:
             on = f"on {'host' if len(hosts) == 1 else 'hosts'} {', '.join(hosts)}"
             more = (on,) if hosts and not words.has_host(first.who) else ()
             # (the first is the summary's own)
-            return Answer("who", self.named, (*more, *list(dict.fromkeys(map(caused, causes)))[1:]))
+            return Answer("who", self.named, (*more, *self.differs, *list(dict.fromkeys(map(caused, causes)))[1:]))
         if decisive.label == "stalled" and self.cause is not None:
             return Answer("who", self.sentence)
         named = ", ".join(f"{suspect.who} in {suspect.where}" for suspect in decisive.candidates[:MAX_SHOWN])

@@ -83,7 +83,7 @@ class Annotations:
     ) -> None:
         """Update the manifest of a stored capture, and analyse it. The capture stays even if this fails.
 
-        ``found`` says whether the capture shows the fault; ``remarks`` are on its rank's GPU; ``gpu_slowed`` is how far
+        ``found`` says whether the capture shows the fault; ``remarks`` are on its rank; ``gpu_slowed`` is how far
         the GPU's clock is below the others', as a fraction, if it is slow.
         """
         if gpu_slowed is not None:
@@ -105,6 +105,10 @@ class Annotations:
         self._analyse(manifest, attempt)
         # (after the notes of the analysis)
         self._do(partial(self._note_steps, capture_id, attempt), "notes")
+
+    def remark(self, capture_id: str, remarks: tuple[str, ...]) -> None:
+        """Update the remarks on the rank of a stored capture."""
+        self._have_noted(capture_id, Remarks(lines=remarks))
 
     def keep(self, hang: HangFound, trigger: Trigger, job: str, run: str, report: Callable[[Report], None]) -> None:
         """Store the evidence of a hang, and ``report`` how that ended; raises the error of a disk that refuses it."""

@@ -115,6 +115,8 @@ class Triage:
         self._manual = ManualRequests(directory, partial(self._disk.do, queue="requests"))
         self._log_once = LogOnce(log, logging.ERROR)
         self._reports: list[Report] = []
+        # The last stored capture of each rank.
+        self._stored: dict[int, str] = {}
         self._reads, self._read_s, self._reads_s = True, -TIDY_S, reads_s
         # The last state of the ranks.
         self._job: JobStatus | None = None
@@ -265,7 +267,7 @@ class Triage:
                 self._fleet.settled(agent, position)
         for cost in self._controller.costs:
             self._annotate(partial(self._annotations.costed, cost))
-        self._evidence.want(judged.verdict, of_undecided="nvml" in self._controller.policies.gathers)
+        self._evidence.want(judged.verdict, window, of_undecided="nvml" in self._controller.policies.gathers)
         if window.attempt >= self._attempt:
             self._attempt, self._step_s = window.attempt, judged.verdict.step_s
         self._order(judged.decision)
@@ -286,9 +288,18 @@ class Triage:
         return True
 
     def _gather(self) -> None:
-        found = None if self._ended else self._evidence.look(self._fleet)
-        if found is not None:
+        if self._ended:
+            return
+        if (found := self._evidence.look(self._fleet)) is not None:
             self._controller.record(found)
+        # (a capture would record how its rank reads its facts; and agents gather one evidence at a time)
+        hangs = self._hangs.checking_ns or not all(each.gathered for each in self._hangs.under_way.values())
+        if hangs or self._captures.unended or (differ := self._evidence.compare(self._fleet, time.time())) is None:
+            return
+        self._controller.record(differ)
+        for rank in self._stored.keys() & set(differ.ranks):
+            remarks = self._evidence.remarks_on(rank)
+            self._annotate(partial(self._annotations.remark, self._stored[rank], remarks))
 
     def _gather_hangs(self) -> bool:
         due, checked = self._controller.evidence_due and not self._ended, None
@@ -358,7 +369,7 @@ class Triage:
         if result.state == "stored":
             attempt = self._attempt if generation is None else generation
             found = self._reproduced(result, attempt)
-            remarks = tuple(self._evidence.remarks.get(result.rank, ()))
+            remarks, self._stored[result.rank] = self._evidence.remarks_on(result.rank), result.capture_id
             slowed = self._evidence.slowed.get(result.rank)
             self._annotate(partial(self._annotations.stored, result.capture_id, found, remarks, attempt, slowed))
             # (before the capture is recorded as ended: if this process dies here, the next one analyses it again)

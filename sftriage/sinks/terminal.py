@@ -44,6 +44,8 @@ class LineSink(Sink):
         self._of_hangs: set[str] = set()
         self._deferred, self._paused_s = "", -math.inf
         self._broken: list[str] = []
+        # The ranks of the last suspect that was printed.
+        self._named: tuple[int, ...] = ()
         self.windows = self.captures = 0
         self.hang = ""
 
@@ -71,6 +73,8 @@ class LineSink(Sink):
                     return
                 self.hang = f"{caused(event)} {event.next_step}".strip()
                 self.say(self.hang)
+            case events.DifferencesFound() if event.ranks == self._named:
+                self.say(event_sentence(event))
             case events.CauseFound() | events.RemedyChanged() | events.DiskFailed() | events.DiskRecovered() if (
                 text := event_sentence(event)
             ):
@@ -88,6 +92,7 @@ class LineSink(Sink):
         elif found.urgency != "never":
             if self._printed.after(found):
                 self.say(sentence)
+                self._named = () if verdict.named is None else verdict.named.ranks[: events.MAX_COMPARED]
             self._deferred = sentence if self._printed.lacks(found) else ""
             if (why_not := outcome_sentence(decision)) and self._printed.refusing(found, decision.outcome):
                 self.say(why_not)

@@ -50,7 +50,7 @@ _SEVERITIES: Mapping[str, Severity] = {"stalled": "critical", "suspect": "warnin
 class Message:
     """A message about a ``decision``, or about the end of the job. All attempts to deliver it share its ``number``."""
 
-    kind: Literal["decision", "cause", "remedy", "broken"]
+    kind: Literal["decision", "cause", "differences", "remedy", "broken"]
     number: str
     time_s: float
     decision: Decision | None
@@ -119,6 +119,13 @@ def remedied(found: events.RemedyChanged, decision: Decision) -> Message:
     data = {"decision_id": event_id(decision), "remedy": {"says": text, **msgspec.to_builtins(found)}}
     number = f"{found.attempt}-{found.rank}-{found.state}-{round(1000 * found.time_s)}"
     return Message("remedy", number, found.time_s, decision, data, text)
+
+
+def differing(found: events.DifferencesFound, decision: Decision) -> Message:
+    """A message with what differs between the suspect of a decision that was sent before and its peers."""
+    text = event_sentence(found)
+    data = {"decision_id": event_id(decision), "differences": {"says": text, **msgspec.to_builtins(found)}}
+    return Message("differences", f"{event_id(decision)}-differences", found.time_s, decision, data, text)
 
 
 def broken(event: events.JobBroken) -> Message:
@@ -284,7 +291,9 @@ class Webhooks(Sink):
             case events.CauseFound():
                 self._explained(event)
             case events.RemedyChanged():
-                self._remedied(event)
+                self._follow_up((event.rank,), partial(remedied, event))
+            case events.DifferencesFound():
+                self._follow_up(event.ranks, partial(differing, event))
             case events.JobBroken():
                 # (a rule that notifies of a job that hangs notifies of this too)
                 rules = [name for name, rule in self._rules().items() if rule.match.label == "stalled"]
@@ -316,11 +325,12 @@ class Webhooks(Sink):
         if decision is not None and (known is None or known.code != found.code):
             self._post(decision, partial(explained, found, decision))
 
-    def _remedied(self, found: events.RemedyChanged) -> None:
-        decisions = [decision for (ranks, _), decision in self._sent.items() if ranks == (found.rank,)]
+    def _follow_up(self, ranks: tuple[int, ...], make: Callable[[Decision], Message]) -> None:
+        """Post what became known of these ranks, if a decision about them was sent."""
+        decisions = [decision for (sent, _), decision in self._sent.items() if sent[: events.MAX_COMPARED] == ranks]
         if decisions:
             newest = max(decisions, key=lambda decision: decision.time_s)
-            self._post(newest, partial(remedied, found, newest))
+            self._post(newest, partial(make, newest))
 
     def _post(self, decision: Decision, make: Callable[[], Message]) -> None:
         self._send(decision.notify, span(decision.first_step, decision.last_step), make)

@@ -365,7 +365,7 @@ class ReproducedInfo(DocumentModel):
 
 
 class Remarks(DocumentModel):
-    """Remarks on the GPU of a captured rank."""
+    """Remarks on a captured rank: on its GPU, and what differs between it and its peers."""
 
     lines: Annotated[tuple[Sentence, ...], Field(max_length=64)]
 

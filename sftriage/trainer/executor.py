@@ -37,9 +37,10 @@ pipe, a token of its choice; the answer is ``rank-<rank>.<attempt>.stacks``, JSO
 token, ``threads`` has the frames of each, innermost first, as in ``py-spy dump --json``. The answer needs the
 interpreter: a rank that is stopped, or hangs in native code that keeps it, gives none. If the token is ``hang`` or
 ``hang-detail`` and another word, the answer has ``rank_evidence`` in place of ``threads``: the fields of `RankEvidence`
-that a rank knows itself (`sftriage.trainer.evidence`). An agent in another container cannot open the kernel's files on
-the rank (`sftriage.agent.counting`). On one fixed token the rank opens them, and sends the descriptors to the socket on
-which the agent listens: once, and it pays nothing from then on.
+that a rank knows itself (`sftriage.trainer.evidence`); for a token of `FACTS`, its facts (`sftriage.trainer.facts`). An
+agent in another container cannot open the kernel's files on the rank (`sftriage.agent.counting`). On one fixed token
+the rank opens them, and sends the descriptors to the socket on which the agent listens: once, and it pays nothing from
+then on.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ from sftriage.base.process import files_of_cgroup, files_of_thread
 from sftriage.errors import CaptureError
 from sftriage.log import warn
 from sftriage.model.captures import SAMPLE_STACKS, CaptureCode, CaptureRequest, CaptureResult, CaptureState
+from sftriage.model.hangs import FACTS
 from sftriage.model.windows import plain
 from sftriage.trainer.layout import HEADER_BYTES, LIVE_AT, MAILBOX_MAGIC, RingInfo, create_whole, encode_header
 from sftriage.trainer.sampler import WORKERS
@@ -501,7 +503,7 @@ class Answering:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with contextlib.suppress(Exception), no_fork:
             # (now: once the program hangs, its disk may hang too)
-            from sftriage.trainer import evidence  # noqa: F401
+            from sftriage.trainer import evidence, facts  # noqa: F401
         with contextlib.suppress(Exception):
             while _END not in (tokens := os.read(self._descriptor, MAX_TOKEN_BYTES)):
                 for token in tokens.splitlines():
@@ -518,6 +520,10 @@ class Answering:
             from sftriage.trainer import evidence
 
             found: dict[str, object] = {"rank_evidence": evidence.answer(detail=word == HANG_DETAIL_TOKEN)}
+        elif name.startswith(FACTS):
+            from sftriage.trainer import facts
+
+            found = {"rank_evidence": {"facts": facts.answer()}}
         else:
             found = {"threads": _threads(self._pid, leave_out=threading.get_ident())}
         text = json.dumps({"asked": name, **found}, separators=(",", ":"))

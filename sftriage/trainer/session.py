@@ -82,6 +82,11 @@ class ProfilerGuard:
             return "a profiler is already running in this process"
         return None
 
+    @property
+    def of_job(self) -> bool:
+        """Whether the job has a profiler of its own, as far as is known."""
+        return self._job_has_profiler
+
     def hold(self, on_job_profiler: Callable[[], None]) -> None:
         """Take the profiler for a capture, which ``on_job_profiler`` stops when the job starts its own."""
         self._on_job_profiler = on_job_profiler

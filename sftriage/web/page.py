@@ -188,6 +188,7 @@ NOTE_WORDS = {
     "ring": "rank missing",
     "pause": "pause",
     "broken": "departure",
+    "differences": "differs",
 }
 LABEL_WORDS = {"healthy": "healthy", "needs_evidence": "undecided", "suspect": "suspect", "stalled": "stalled"}
 STATE_WORDS = {

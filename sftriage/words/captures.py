@@ -43,7 +43,7 @@ def capture_facts(manifest: Manifest) -> list[tuple[str, str]]:
         ("followed by", "" if manifest.followed is None else manifest.followed.capture_id),
         ("control", CONTROL_PART if capture.role == "control" else ""),
         ("reproduced", "" if manifest.of_hang else _reproduced(manifest)),
-        *(("its GPU", remark) for remark in manifest.evidence),
+        *(("evidence", remark) for remark in manifest.evidence),
         ("cost", cost and f"to the job: {cost}"),
         ("its time", cost and f"on rank {capture.rank}: {timings or 'not measured'}"),
         *(("trace", f"{file.name}, {size(file.size_bytes)}, sha256 {file.sha256}") for file in manifest.artefacts),

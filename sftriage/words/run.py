@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sftriage.model.events import (
     CauseFound,
+    DifferencesFound,
     DiskFailed,
     DiskRecovered,
     Event,
@@ -20,6 +21,7 @@ from sftriage.model.events import (
 from sftriage.model.windows import LOADER_START, OTHER
 from sftriage.words.decisions import caused
 from sftriage.words.departures import broken_sentence
+from sftriage.words.differences import differences_sentence
 from sftriage.words.verdicts import capitalized, counted, lasted, milliseconds, span
 
 if TYPE_CHECKING:
@@ -236,6 +238,8 @@ def event_sentence(event: Event | DiskFailed) -> str:
             return _remedy_changed(event)
         case JobBroken():
             return broken_sentence(event)
+        case DifferencesFound():
+            return differences_sentence(event)
         case JobPaused():
             steps = span(event.first_step, event.last_step)
             return f"The job paused for {lasted(event.lasted_s)} in {steps} (all ranks, in {event.stage})."

@@ -19,6 +19,8 @@ from sftriage.model.captures import CaptureResult, ManualRequest
 from sftriage.model.events import (
     CauseFound,
     CostMeasured,
+    Difference,
+    DifferencesFound,
     DiskRecovered,
     Event,
     EvidenceGathered,
@@ -227,6 +229,11 @@ STATES: dict[str, tuple[State, ...]] = {
     "stalled, and nothing else": (window(30, "stalled", "hold", "in_sync"),),
     "by the devices' clock": (recorded, judged(replace(verdict(30, "suspect", onset=30), clock="device"))),
     "few steps came in": (partly, judged(replace(verdict(20), numbers={"coverage": 0.7499}))),
+    "slow, and unlike its peers": (
+        window(20),
+        window(30, "suspect", onset=40),
+        note(DifferencesFound(NOW_S, 0, "rank 2", (2,), (0, 1, 3), (Difference("num_workers", 1, 4, 3),))),
+    ),
     "paused twice": (window(0), *(note(JobPaused(NOW_S, 0, at, at, 55.2, "backward", "in_sync")) for at in (10, 60))),
     **{
         f"throttled for {reason}, {'ended' if ends else 'going on'}": (

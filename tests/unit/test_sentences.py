@@ -34,6 +34,8 @@ from sftriage.model.events import (
     CauseFound,
     CostMeasured,
     Departure,
+    Difference,
+    DifferencesFound,
     DiskFailed,
     DiskRecovered,
     Event,
@@ -419,6 +421,7 @@ TOLD: dict[type, list[Event]] = {
     ],
     JobPaused: [JobPaused(NOON_S, 0, 240, 240, 55.2, "backward", "in_sync"), JobPaused(NOON_S, 0, 240, 242, 190.0, "data", "in_own_work")],
     JournalCompacted: [],
+    DifferencesFound: [DifferencesFound(NOON_S, 0, "rank 2", (2,), (0, 1, 3), (Difference("num_workers", 1, 4, 3), Difference("OMP_NUM_THREADS", "1", None, 2)))],
     TakenOver: [TakenOver(NOON_S, "node-1", 4711)],
     CauseFound: [
         CauseFound(NOON_S, "c-2", 2, "sleep", True, "Rank 2 is slow in data: 38.0 of 40.0 ms in load (data.py:57: time.sleep(0.04)), which sleeps; rank 3 spends 0.3 ms there."),

@@ -214,6 +214,7 @@ EVERYTHING = [
     judged("stalled", outcome="hold", reason="standstill", reasons=["in_sync"]),
     events.EvidenceGathered(1.0, 0, 9),
     events.JobPaused(1.0, 0, 9, 9, 55.0, "backward", "in_sync"),
+    events.DifferencesFound(1.0, 0, "rank 2", (2,), (0, 1), (events.Difference("num_workers", 1, 4, 2),)),
     events.PolicyChanged(1.0, "changed", ()),
     events.FollowUpDecided("a", judged(requests=[request("a")]).decision),
     *(events.CaptureChanged(1.0, CaptureResult("a", 0, state)) for state in ("running", *sorted(ENDED))),
