@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -326,8 +326,8 @@ class DesiredCaptures:
         return wanted, replace(result, detail=f"{result.detail}: {called_off[1]}" if result.detail else called_off[1])
 
 
-MAX_PEERS = 16
-"""Peers with which a suspect is compared."""
+MAX_PEERS, TRIES = 16, 3
+"""Peers with which a suspect is compared, and how often if not all of them answer."""
 
 
 @dataclass(slots=True)
@@ -347,21 +347,23 @@ class Corroboration:
     differing: dict[int, list[str]] = field(default_factory=dict)
     _wanted: Verdict | None = None
     _compared: tuple[Verdict, Suspect, tuple[int, ...]] | None = None
-    _known: set[tuple[int, Hashable]] = field(default_factory=set)
+    _tries: Counter[tuple[int, Hashable]] = field(default_factory=Counter)
 
     def want(self, verdict: Verdict, window: Window, *, of_undecided: bool) -> None:
         """Request evidence for a verdict; a newer verdict replaces it."""
         if verdict.suspects and (verdict.label == "suspect" or (of_undecided and verdict.label == "needs_evidence")):
             self._wanted = verdict
-        suspect = verdict.named
-        if suspect is None or suspect.pattern == "one-off" or (verdict.attempt, suspect.identity) in self._known:
+        suspect, under_way = verdict.named, self._compared is not None and self._compared[0].attempt == verdict.attempt
+        if suspect is None or suspect.pattern == "one-off" or under_way:
+            return
+        if self._tries[verdict.attempt, suspect.identity] >= TRIES:
             return
         others = sorted({*range(window.durations_NRS.shape[1])}.difference(suspect.ranks))
         peers = others if suspect.scope == "cohort" else peers_of(verdict, window)
         self._compared = verdict, suspect, tuple(peers[:MAX_PEERS])
 
     def compare(self, fleet: Fleet, now_s: float) -> events.DifferencesFound | None:
-        """What differs between the last suspect and its peers; None while nothing is known to."""
+        """What differs between a suspect and its peers; None while nothing is known to. The next suspect waits."""
         if self._compared is None:
             return None
         verdict, suspect, peers = self._compared
@@ -370,8 +372,9 @@ class Corroboration:
         if evidence is None:
             return None
         self._compared = None
-        self._known.add((verdict.attempt, suspect.identity))
         facts = {rank.rank: rank.facts for rank in evidence if rank.facts}
+        answered = facts.keys() >= {*ranks, *peers}
+        self._tries[verdict.attempt, suspect.identity] += TRIES if answered else 1
         peers = tuple(rank for rank in peers if rank in facts)
         found = differences(suspect, [facts[rank] for rank in ranks if rank in facts], [facts[rank] for rank in peers])
         if not found:

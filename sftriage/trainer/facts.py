@@ -9,26 +9,31 @@ can change how fast a program runs are read, and `HIDDEN` stands for what may be
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import platform
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from traceback import walk_stack
+from types import BuiltinFunctionType, FrameType, FunctionType, GetSetDescriptorType, ModuleType, NoneType
 from typing import Any
 
 from sftriage.base.bounds import printable
 from sftriage.base.process import cgroups, content_of
 from sftriage.model.hangs import Fact
-from sftriage.trainer.locks import attribute
+from sftriage.trainer.locks import attribute, variables
 from sftriage.trainer.session import GUARD
+from sftriage.trainer.stacks import is_own
 from sftriage.trainer.waits import training_thread
 
 MAX_VARIABLES, MAX_NAME, MAX_VALUE, MAX_NUMBER = 128, 64, 200, 1 << 53
-MAX_PARAMETERS, MAX_FRAMES, MAX_CGROUPS, MAX_JOINED = 10_000, 64, 32, 4
+MAX_PARAMETERS, MAX_FRAMES, MAX_OBJECTS, MAX_PARTS, MAX_CGROUPS, MAX_JOINED = 10_000, 128, 5_000, 500, 32, 4
 HIDDEN = "(hidden)"
 
 _VARIABLES = re.compile(
@@ -40,6 +45,9 @@ _VARIABLES = re.compile(
 _SECRET_NAME = re.compile(r"TOKEN(?!IZERS_)|SECRET|PASS|KEY|CREDENTIAL|AUTH")
 _SECRET = re.compile(r"://[^/]*@|(?=[\w+=-]*\d[\w+=-]*\d)(?=[\w+=-]*[A-Za-z])[\w+=-]{24,}")
 """A URL with credentials, or a long word of letters and digits."""
+_PLAIN = frozenset(
+    map(id, (str, bytes, int, float, bool, NoneType, FunctionType, BuiltinFunctionType, ModuleType, FrameType))
+)
 _POLICIES = {os.SCHED_OTHER: "other", os.SCHED_FIFO: "fifo", os.SCHED_RR: "rr", os.SCHED_BATCH: "batch"}
 
 
@@ -72,21 +80,57 @@ def _environment() -> Iterator[tuple[str, object]]:
 
 
 def _objects() -> Iterator[tuple[str, object]]:
-    """Facts of the living DataLoaders, and of the parameters of the living optimizers."""
+    """Facts of the DataLoaders and of the optimizers that the training thread knows."""
+    # (classes by id: the hash of a class may be the program's own code)
     loaders = _classes("torch.utils.data.dataloader", "DataLoader", "_BaseDataLoaderIter")
     optimizers = _classes("torch.optim.optimizer", "Optimizer")
-    # (by id: the hash of a class may be the program's own code)
-    wanted = loaders | optimizers
-    living = [found for found in gc.get_objects() if id(type(found)) in wanted] if wanted else []
+    known = _known(loaders | optimizers)
     # (the iterator of a loop may outlive its loader)
-    of_loaders = [(found, before) for found in living if id(type(found)) in loaders for before in ("", "_")]
+    of_loaders = [(found, before) for found in known if id(type(found)) in loaders for before in ("", "_")]
     for name in ("num_workers", "batch_size", "pin_memory", "prefetch_factor", "persistent_workers"):
         values = (attribute(found, before + name) for found, before in of_loaders)
         yield name, _joined(value for value in values if isinstance(value, int))
-    groups = [attribute(found, "param_groups") for found in living if id(type(found)) in optimizers]
+    groups = [attribute(found, "param_groups") for found in known if id(type(found)) in optimizers]
     tensors = (tensor for some in groups if isinstance(some, list) for group in some for tensor in group["params"])
     with _torch()._C.DisableTorchFunctionSubclass():
         yield "parameter_types", _joined(_type(tensor.dtype) for tensor in islice(tensors, MAX_PARAMETERS))
+
+
+def _known(wanted: frozenset[int]) -> list[object]:
+    """The objects of these classes to which the variables of the training thread lead.
+
+    (Python's garbage collector knows all objects, but holds the interpreter for as long as it lists them.)
+    """
+    left, found, seen = deque[object](), list[object](), set[int]()
+    for frame in _frames():
+        left += variables(frame).values()
+        if is_own(frame.f_code.co_filename):
+            left += list(frame.f_globals.values())
+    passed = _PLAIN | _classes("torch", "Tensor") | _classes("torch.nn.modules.module", "Module")
+    while left and len(seen) < MAX_OBJECTS:
+        one = left.popleft()
+        if id(one) in seen or id(type(one)) in passed or issubclass(type(one), type):
+            continue
+        seen.add(id(one))
+        if id(type(one)) in wanted:
+            found.append(one)
+        left += _parts(one)
+    return found
+
+
+def _parts(one: object) -> Collection[object]:
+    """What a container or an object holds; nothing of a large one."""
+    if type(one) is list or type(one) is tuple:
+        return one if len(one) <= MAX_PARTS else ()
+    descriptor = inspect.getattr_static(one, "__dict__", None)
+    held = descriptor.__get__(one) if isinstance(descriptor, GetSetDescriptorType) else one
+    return list(held.values()) if type(held) is dict and len(held) <= MAX_PARTS else ()
+
+
+def _frames() -> list[FrameType]:
+    """The frames of the training thread, innermost first."""
+    frame = sys._current_frames().get(training_thread())
+    return [] if frame is None else [each for each, _ in islice(walk_stack(frame), MAX_FRAMES)]
 
 
 def _classes(module: str, *names: str) -> frozenset[int]:
@@ -144,10 +188,7 @@ def _traced_by() -> str | None:
     """What follows the calls or lines of the program, or records its operations."""
     monitoring: Any = getattr(sys, "monitoring", None)
     tools = [monitoring.get_tool(number) for number in range(6)] if monitoring is not None else []
-    frame, traced = sys._current_frames().get(training_thread()), False
-    for _ in range(MAX_FRAMES):
-        traced = traced or getattr(frame, "f_trace", None) is not None
-        frame = getattr(frame, "f_back", None)
+    traced = any(frame.f_trace is not None for frame in _frames())
     hooks = {
         "sys.settrace": traced or threading.gettrace() is not None,
         "sys.setprofile": threading.getprofile() is not None,

@@ -104,15 +104,20 @@ def holder_of(awaited: object, threads: Mapping[int, Sequence[FrameType]]) -> Ho
 
 def local(frame: FrameType, name: str) -> object:
     """A local variable of a frame of any thread, or `UNKNOWN`. Keeps none of the frame's variables alive."""
+    return variables(frame).get(name, UNKNOWN)
+
+
+def variables(frame: FrameType) -> dict[str, object]:
+    """The local variables of a frame of any thread; none of one that is traced, or reads all of them itself."""
     code = frame.f_code
     if frame.f_trace is not None or not _READS_ALL.isdisjoint(code.co_names):
-        return UNKNOWN
-    variables: Any = frame.f_locals
-    found = variables.get(name, UNKNOWN)
+        return {}
+    found: Any = frame.f_locals
+    copied = dict(found)
     if sys.version_info < (3, 13) and code.co_flags & inspect.CO_OPTIMIZED:
         # (a copy, which the frame would keep until it ends)
-        variables.clear()
-    return found
+        found.clear()
+    return copied
 
 
 def attribute(value: object, name: str) -> object:
