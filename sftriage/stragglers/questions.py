@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 import numpy as np
 
 from sftriage.errors import UsageError
 from sftriage.stragglers.factors import Factors, lower_median
 from sftriage.stragglers.graph import AnyFloat, BoolArray, FloatArray, Operations
-from sftriage.stragglers.kinds import OperationKind, ReplayedRemedy, like_peers, remedied, remedies_of
+from sftriage.stragglers.kinds import OperationKind, ReplayedRemedy, like_peers, remedied, remedies_of, step_with
 from sftriage.stragglers.pipeline import ALL_GATHER, REDUCE_SCATTER, SEPARATE
 from sftriage.stragglers.slowdown import NONE_11
 
@@ -118,7 +119,7 @@ def _named(operations: Operations, name: str) -> BoolArray:
 
 
 def _layers(operations: Operations, layers: str) -> tuple[ReplayedRemedy, str]:
-    """Layers moved between stages, and where they are then.
+    """Layers moved between stages, and where they are then: as given, or until no layer moved shortens a mean step.
 
     All layers are alike: what a stage computes beyond the others per layer (the loss, an embedding) stays with it.
     """
@@ -137,24 +138,25 @@ def _layers(operations: Operations, layers: str) -> tuple[ReplayedRemedy, str]:
     work_P = np.array([factors.usual_T[phased_T & (factors.pp_T == pp)].sum() for pp in stages]) + 1e-9
     before_P = counts[-1] if now else np.full(len(stages), counts[0].mean())
     layer_P = np.minimum(work_P / before_P, lower_median(work_P / before_P))
-    after_P = counts[0] if then else _evened(work_P, before_P, layer_P)
-    times_P = dict(zip(stages, 1.0 + (after_P - before_P) * layer_P / work_P, strict=True))
-    times_T = np.array([times_P[int(pp)] for pp in factors.pp_T])
-    times_T = np.where(phased_T, times_T, 1.0).astype(operations.work_TNW.dtype)
-    found = "" if then else ",".join(f"{count:g}" for count in after_P)
-    return ReplayedRemedy(OperationKind("slow_stage"), times_TNW=times_T[:, None, None]), layers + found
 
+    def moved(after_P: FloatArray) -> ReplayedRemedy:
+        times_P = dict(zip(stages, 1.0 + (after_P - before_P) * layer_P / work_P, strict=True))
+        times_T = np.where(phased_T, [times_P[int(pp)] for pp in factors.pp_T], 1.0)
+        times_T11 = times_T.astype(operations.work_TNW.dtype)[:, None, None]
+        return ReplayedRemedy(OperationKind("slow_stage"), times_TNW=times_T11)
 
-def _evened(work_P: FloatArray, before_P: FloatArray, layer_P: FloatArray) -> FloatArray:
-    """Layers such that the slowest stage takes least: one after the other moves from the slowest to the fastest."""
-    work_P, after_P = work_P.copy(), before_P.copy()
+    if then:
+        return moved(counts[0]), layers
+    # By replays of one step: a pipeline of few microbatches does not wait for its slowest stage alone.
+    work_T1W, one = operations.work_TNW.mean(axis=1, keepdims=True), np.eye(len(stages))
+    mean = replace(operations, work_TNW=work_T1W, steps=operations.steps[:1], measured_N=operations.measured_N[:1])
+    best_s, best_P = step_with(mean, []), before_P
     while True:
-        slow, fast = int(work_P.argmax()), int((work_P + layer_P).argmin())
-        if after_P[slow] <= 1.0 or work_P[fast] + layer_P[fast] >= work_P[slow]:
-            return after_P
-        for stage, moved in ((slow, -1.0), (fast, 1.0)):
-            after_P[stage] += moved
-            work_P[stage] += moved * layer_P[stage]
+        moves = [best_P + one[to] - one[of] for of, to in permutations(range(len(stages)), 2) if best_P[of] > 1.0]
+        took_s = [step_with(mean, [moved(after_P)]) for after_P in moves]
+        if not took_s or min(took_s) >= best_s:
+            return moved(best_P), layers + ",".join(f"{count:g}" for count in best_P)
+        best_s, best_P = min(took_s), moves[took_s.index(min(took_s))]
 
 
 def _without(operations: Operations, name: str) -> ReplayedRemedy:
