@@ -1,7 +1,4 @@
-"""Recordings as operations: the stages of a run, an ``.npz`` or heavy traces, for a what-if replay.
-
-`runs.whatif` replays them; so does the page. A trace in Parquet has operations of its own (`stragglers.pipeline`).
-"""
+"""Recordings as operations, for a what-if replay: the stages of a run, an ``.npz`` or heavy traces."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ STALL_RATIO, STALL_SIGMAS = 0.2, 6.0
 """A computation stalls if it exceeds what is due by both this ratio and this many deviations."""
 MANY_OPS = 8
 """With this many operations of a type in a step, the level of a worker is known for that step."""
-MAD_TO_SIGMA, _MEDIAN_TO_SIGMA = 1.4826, 1.25
+MAD_TO_SIGMA, HALF_TO_SIGMA, _MEDIAN_TO_SIGMA = 1.4826, 1.349, 1.25
 
 MIN_RATIO = 1e-9
 """A computation that took no time counts as this part of the usual time."""
@@ -209,12 +209,13 @@ def _spells(levels: Mapping[Place, FloatArray]) -> dict[Place, Spell]:
 
 
 def _deviation(log_N: FloatArray) -> float:
-    """How much a level varies from step to step, apart from being high now and then, or from a step on."""
-    k, median = _change(log_N), float(np.median(log_N))
-    ways = [log_N[log_N <= median] - median]
-    if k is not None:
-        ways.append(np.concatenate([part_N - np.median(part_N) for part_N in (log_N[:k], log_N[k:])]))
-    return MAD_TO_SIGMA * min(float(np.median(np.abs(away_N))) for away_N in ways)
+    """How much a level varies from step to step, by the half of the steps that are nearest to each other.
+
+    Slow steps are no part of it, be they less than half or more. Corrected for few steps (Rousseeuw and Leroy 1987).
+    """
+    sorted_N, n_steps, half = np.sort(log_N), len(log_N), (len(log_N) + 1) // 2
+    shortest = float((sorted_N[half - 1 :] - sorted_N[: n_steps - half + 1]).min())
+    return shortest / HALF_TO_SIGMA * (1.0 + 5.0 / max(1, n_steps - 1))
 
 
 def _spell(log_N: FloatArray, sigma: float) -> Spell | None:

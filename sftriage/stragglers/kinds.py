@@ -219,21 +219,23 @@ def _shared_out(
 
 def remedies_of(operations: Operations) -> Iterator[ReplayedRemedy]:
     """The remedy of each kind whose pattern the durations show."""
-    factors = Factors(operations)
-    yield from _slow_places(factors)
+    factors, dps = Factors(operations), operations.dp_TW[0].tolist()
+    stalls = list(_stalls(factors))
+    yield from _slow_places(factors, [(dps.index(dp), pp) for remedy in stalls for dp, pp in remedy.kind.workers])
     yield from _uneven_stages(factors)
     yield from _lengths(factors)
-    yield from _stalls(factors)
+    yield from stalls
     yield from _slow_links(operations)
 
 
-def _slow_places(factors: Factors) -> Iterator[ReplayedRemedy]:
+def _slow_places(factors: Factors, stalling: Sequence[Worker]) -> Iterator[ReplayedRemedy]:
     """Workers and data-parallel ranks that are slow: their levels become those of their peers."""
-    operations = factors.operations
-    columns = {(column, pp): spell for column, spell in factors.slow_columns.items() for pp in operations.pp_ranks}
-    if factors.slow_workers:
-        yield _replaced(factors, "slow_worker", factors.slow_workers)
-    if columns:
+    pps, spells = factors.operations.pp_ranks, factors.slow_workers.items()
+    # What is slow now and then where computations stall: a step of few microbatches may consist of stalls.
+    slow = {at: spell for at, spell in spells if at not in stalling or spell.from_step_on or spell.slow_N.all()}
+    if slow:
+        yield _replaced(factors, "slow_worker", slow)
+    if columns := {(column, pp): spell for column, spell in factors.slow_columns.items() for pp in pps}:
         yield _replaced(factors, "slow_dp_rank", columns)
 
 
