@@ -25,7 +25,7 @@ pytestmark = [
 
 @pytest.mark.parametrize(("what", "least", "most"), [("waits", 0.6, 1.0), ("sleeps", 0.0, 0.4)])
 def test_that_a_rank_waited_for_its_cpu_is_found_and_that_it_slept_is_not_taken_for_it(
-    start, tmp_path, what, least, most
+    start, sftriage, tmp_path, what, least, most
 ):
     # GIVEN a job whose last rank is late, and has a busy process on its CPU
     run, policy = tmp_path / "run", tmp_path / "policy.yaml"
@@ -45,11 +45,11 @@ def test_that_a_rank_waited_for_its_cpu_is_found_and_that_it_slept_is_not_taken_
     assert least <= fractions[len(fractions) // 2] <= most, fractions
     # AND said, in the decision's own words and in its explanation
     middle = counted[len(counted) // 2]
-    shown, _ = start("explain", middle["first_step"] + 1, "--run", run).communicate(timeout=60)
+    shown = sftriage("explain", middle["first_step"] + 1, "--run", run).out
     assert "waiting for a CPU" in shown
     assert ("check what else runs on its cores" in shown) == (what == "waits")
     # AND it is so when the run is judged again from what was kept
-    lines, _ = start("analyze", run, "--json").communicate(timeout=60)
+    lines = sftriage("analyze", run, "--json").out
     again = {one["first_step"]: one for one in map(json.loads, lines.splitlines())}
     same = again[middle["first_step"]]["suspects"][0]["descheduled_fraction"]
     assert same == pytest.approx(middle["suspects"][0]["descheduled_fraction"], abs=1e-6)

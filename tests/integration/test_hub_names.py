@@ -60,7 +60,7 @@ def harmless(text):
     assert "long" * 500 not in text
 
 
-def test_no_name_leaves_its_place_or_reaches_a_terminal_as_it_is(tmp_path, environment, start, serve):
+def test_no_name_leaves_its_place_or_reaches_a_terminal_as_it_is(tmp_path, environment, sftriage, serve, caplog):
     # GIVEN a job on two hosts, and a job id, a name, and names of hosts that are hostile
     hosts = HostileHosts(tmp_path, environment)
     try:
@@ -83,14 +83,12 @@ def test_no_name_leaves_its_place_or_reaches_a_terminal_as_it_is(tmp_path, envir
     harmless((tmp_path / "said").read_text(encoding="utf-8"))
     harmless((tmp_path / "metrics.prom").read_text(encoding="utf-8"))
     (capture,) = captures(hosts.run)
-    looking = ("watch --once", "decisions", "traces list", f"explain {capture.capture_id}")
-    reading = [
-        start(*command.split(), "--run", hosts.run) for command in (*looking, f"traces show {capture.capture_id}")
-    ]
-    for process in (*reading, start("report", hosts.run, "--format", "md")):
-        said, problem = process.communicate(timeout=DEADLINE_S)
-        assert process.returncode == 0, problem
+    looking = ("watch --once", "decisions", "traces list", f"explain {capture.capture_id}", "report --format md")
+    for command in (*looking, f"traces show {capture.capture_id}"):
+        code, said, problem = sftriage(*command.split(), "--run", hosts.run)
+        assert code == 0, problem
         harmless(said + problem)
+    harmless(caplog.text)
     # AND a page shows names as text
     _, url = serve("--run", hosts.run)
     page = urllib.request.urlopen(url, timeout=DEADLINE_S).read().decode()

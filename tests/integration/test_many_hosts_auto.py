@@ -21,7 +21,7 @@ def test_the_stages_of_an_unedited_script_are_found_on_every_host(tmp_path, envi
     environment = {**environment, **slowed(SLOW, A_STEP, SLOW_FROM)}
     options, script = ("--job-id", f"auto/{os.getpid()}"), (UNEDITED / "ddp.py", tmp_path, EPOCHS)
     with two_hosts() as hosts:
-        both = hosts.torchrun(tmp_path, environment, options, *script, ranks=1, port=29513)
+        both = hosts.torchrun(tmp_path, environment, options, *script, ranks=1, port=29513, forked=True)
         # WHEN the job has run
         codes = [process.wait(DEADLINE_S) for process in both]
     log = "\n".join((tmp_path / f"said-{number}").read_text() for number in range(2))
