@@ -131,7 +131,7 @@ def generations(run):
     return found
 
 
-def assert_never_mixed(job, start):
+def assert_never_mixed(job, sftriage):
     """Every generation on record is one start of the job, and every window of one generation's steps alone."""
     found = generations(job.run)
     assert [
@@ -146,7 +146,7 @@ def assert_never_mixed(job, start):
         assert one["last_step"] <= max(rank["last"] for rank in of), one
         assert all(set(suspect["ranks"]) <= set(found[one["attempt"]]) for suspect in one["suspects"]), one
     # AND judged again afterwards they are the same windows, each of its generation
-    lines = start("analyze", job.run, "--json").communicate(timeout=DEADLINE_S)[0].splitlines()
+    lines = sftriage("analyze", job.run, "--json").out.splitlines()
     again = {(one["attempt"], one["first_step"]) for one in map(json.loads, lines)}
     assert again >= {(one["attempt"], one["first_step"]) for one in job.windows if one["label"] != "stalled"}
     # AND every capture has ended, and once
@@ -155,7 +155,7 @@ def assert_never_mixed(job, start):
     ]
 
 
-def assert_captured(job, start, rank, host, stage):
+def assert_captured(job, sftriage, rank, host, stage):
     """Who was slow was named, and nobody else, and captured in its newest process."""
     attempt = len(job.starts) - 1
     found = [one for one in job.windows if named(one) and one["suspects"][0]["gain_s"] >= RULE_S]
@@ -168,11 +168,11 @@ def assert_captured(job, start, rank, host, stage):
     assert capture.reproduced.answer == "yes"
     # AND whoever looks at its steps sees that
     step = capture.capture.first_step
-    found = json.loads(start("traces", "for-step", step, "--run", job.run, "--json").communicate(timeout=DEADLINE_S)[0])
+    found = sftriage("traces", "for-step", step, "--run", job.run, "--json").json
     assert [one["capture_id"] for one in found["captures"]] == [capture.capture_id]
 
 
-def test_a_trainer_that_dies_is_another_generation_for_all_ranks(tmp_path, environment, start):
+def test_a_trainer_that_dies_is_another_generation_for_all_ranks(tmp_path, environment, sftriage):
     with hosts_of(2) as hosts:
         # GIVEN a job on two hosts, and a capture of rank 1 under way
         job = Job(hosts, tmp_path, environment)
@@ -194,7 +194,7 @@ def test_a_trainer_that_dies_is_another_generation_for_all_ranks(tmp_path, envir
         job.end()
         # AND of the capture of the start before nothing has changed
         assert job.captures[asked] == kept
-        assert_captured(job, start, 1, "node-b", "forward")
+        assert_captured(job, sftriage, 1, "node-b", "forward")
         # AND why it started again is on record, and is the last line of the controller's host
         (broken,) = on_record(job.run, "broken")
         assert (broken["attempt"], broken["restarted"]) == (0, True)
@@ -202,10 +202,10 @@ def test_a_trainer_that_dies_is_another_generation_for_all_ranks(tmp_path, envir
         (said,) = re.findall("sftriage: Attempt 0: (.*)", job.said)
         assert said.startswith("Rank 1 on node-b went first: ")
         assert said.endswith("The job was restarted.")
-        assert_never_mixed(job, start)
+        assert_never_mixed(job, sftriage)
 
 
-def test_a_node_is_replaced_and_the_ranks_are_numbered_anew(tmp_path, environment, start):
+def test_a_node_is_replaced_and_the_ranks_are_numbered_anew(tmp_path, environment, sftriage):
     with hosts_of(3) as hosts:
         # GIVEN a job on two hosts that goes on from the checkpoint of another one, and a capture of rank 1 under way
         job = Job(hosts, tmp_path, environment, nodes="1:2", head=B)
@@ -232,7 +232,7 @@ def test_a_node_is_replaced_and_the_ranks_are_numbered_anew(tmp_path, environmen
     # THEN the rank that was 0 and is 1 by now is named, and was captured
     hosts_by_rank = [[one["host"] for _, one in sorted(of.items())] for of in job.starts]
     assert hosts_by_rank[-3:] == [["node-b", "node-c"], ["node-b"], ["node-a", "node-b"]]
-    assert_captured(job, start, 1, "node-b", "data")
-    assert_never_mixed(job, start)
+    assert_captured(job, sftriage, 1, "node-b", "data")
+    assert_never_mixed(job, sftriage)
     # AND its steps have the job's own numbers
     assert min(one["first_step"] for one in job.windows) == 1000 + WARMUP_STEPS

@@ -1,6 +1,5 @@
 """A real job under torchrun on two hosts, with one line on each: who is slow is named, captured there, fetched here."""
 
-import json
 import os
 import subprocess
 
@@ -31,7 +30,7 @@ def hosts():
 
 
 def test_a_slow_rank_of_another_host_is_named_and_its_trace_is_fetched_and_a_host_that_is_cut_off_comes_back(
-    hosts, tmp_path, environment, start
+    sftriage, hosts, tmp_path, environment, start
 ):
     # GIVEN a job on two hosts, whose rank 3, on the second one, becomes slow in data
     (tmp_path / "policy.yaml").write_text(POLICY, encoding="utf-8")
@@ -39,7 +38,7 @@ def test_a_slow_rank_of_another_host_is_named_and_its_trace_is_fetched_and_a_hos
     both = hosts.torchrun(tmp_path, environment, ("--job-id", JOB), *script, ranks=2, port=29511)
     wait_until(lambda: (run / "captures").is_dir() and captures(run))
     # THEN while it goes on, it can be watched from the first host
-    live = json.loads(start("watch", "--run", run, "--once", "--json").communicate(timeout=60)[0])
+    live = sftriage("watch", "--run", run, "--once", "--json").json
     assert live["job"] == "slow_data"
     # AND the rank is named, and its stage, and nobody else, for as much as the rule asks for (less than that a busy
     # machine may take from any rank of a job with steps of 10 ms, and from this one in its other stages as well)

@@ -175,7 +175,7 @@ ARTEFACT, MANIFEST = "c-1/trace.json.gz", "c-1/manifest.json"
     ],
 )
 def test_a_crash_at_any_point_is_finished_by_the_next_process(
-    start, through, direct, environment, run, tmp_path, method, what, fault, listed, sends_artefact
+    start, sftriage, through, direct, environment, run, tmp_path, method, what, fault, listed, sends_artefact
 ):
     # GIVEN a process that uploads, and is killed at a certain point
     environment.update(environment_of(through.url))
@@ -188,12 +188,12 @@ def test_a_crash_at_any_point_is_finished_by_the_next_process(
     assert whole(direct(), tmp_path) == listed
     under_way = what.partition("/")[0]
     assert LocalStore(run).upload(under_way).state == "waiting"
-    # WHEN another one is started
+    # WHEN another one goes on
     through.plan = lambda how, path: None
     through.requests.clear()
-    out, err = start("traces", "upload", "--run", run, "--json").communicate(timeout=DEADLINE_S)
+    done = sftriage("traces", "upload", "--run", run, "--json").json
     # THEN it finishes it, without sending again what is there
-    assert json.loads(out) == {"store": URL, "stored": 3, "left": [], "removals": [], "done": True}, err
+    assert done == {"store": URL, "stored": 3, "left": [], "removals": [], "done": True}
     assert whole(direct(), tmp_path) == ["c-1", "c-2", "c-3"]
     assert any(how == "PUT" and ARTEFACT in path for how, path in through.requests) == sends_artefact
     assert direct().manifests().manifests == manifests(run)

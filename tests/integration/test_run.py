@@ -27,26 +27,29 @@ def steady(tmp_path) -> Path:
     return tmp_path / "steady.yaml"
 
 
-def test_the_job_is_recorded_judged_and_can_be_analysed_afterwards(start, tmp_path, steady):
+def test_the_job_is_recorded_judged_and_can_be_analysed_afterwards(start, sftriage, tmp_path, steady, monkeypatch):
     # GIVEN a healthy job of two ranks
     run = start("run", "--policy", steady, "--out", tmp_path / "run", *launcher(steps=200))
     out, err = run.communicate(timeout=120)
     assert (run.returncode, out) == (0, "started\n"), err
     # THEN its windows have been decided, one every 10 steps from the 20th on
-    decided = json.loads(start("decisions", "--run", tmp_path / "run", "--json").communicate(timeout=60)[0])
+    decided = sftriage("decisions", "--run", tmp_path / "run", "--json").json
     assert [d["first_step"] for d in decided] == list(range(20, 151, 10))
     # AND its rings are gone
     assert not Path(json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))["rings"]).exists()
     # AND analysing the run offline gives the same windows and verdicts
-    lines = start("analyze", tmp_path / "run", "--json").communicate(timeout=60)[0].splitlines()
+    lines = sftriage("analyze", tmp_path / "run", "--json").out.splitlines()
     offline = [json.loads(line) for line in lines]
     assert [(w["first_step"], w["label"]) for w in offline] == [(d["first_step"], d["label"]) for d in decided]
     # AND the newest run here is found without naming it
-    newest = json.loads(start("decisions", "--json", cwd=tmp_path).communicate(timeout=60)[0])
+    monkeypatch.chdir(tmp_path)
+    newest = sftriage("decisions", "--json").json
     assert newest == decided
 
 
-def test_a_job_longer_than_its_steps_are_kept_for_is_judged_to_its_end_and_says_what_is_left(start, tmp_path, steady):
+def test_a_job_longer_than_its_steps_are_kept_for_is_judged_to_its_end_and_says_what_is_left(
+    start, sftriage, tmp_path, steady
+):
     # GIVEN a job of eight ranks, of which steps of 1 MiB are kept
     out = tmp_path / "run"
     run = start("run", "--policy", steady, "--keep-steps", "1Mi", "--out", out, *launcher(steps=900, ranks=8))
@@ -56,10 +59,10 @@ def test_a_job_longer_than_its_steps_are_kept_for_is_judged_to_its_end_and_says_
     sizes = [path.stat().st_size for path in (out / "steps").iterdir()]
     assert sum(sizes) <= 1 << 20
     # AND its windows have been decided from the first one to the last
-    decided = json.loads(start("decisions", "--run", out, "--json").communicate(timeout=60)[0])
+    decided = sftriage("decisions", "--run", out, "--json").json
     assert [d["first_step"] for d in decided] == list(range(20, 851, 10))
     # AND analysing it says which steps are left, and judges these
-    lines, said = start("analyze", out, "--json").communicate(timeout=60)
+    _, lines, said = sftriage("analyze", out, "--json")
     assert "the first 128 of every 1,024 are kept" in said
     judged = [json.loads(line)["first_step"] for line in lines.splitlines()]
     assert judged == [d["first_step"] for d in decided][-len(judged) :]
@@ -80,7 +83,7 @@ def test_a_job_without_the_monitor_just_runs_and_it_is_said(start, tmp_path):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_us_reaches_the_job_and_everything_is_kept(start, tmp_path, signum):
+def test_a_signal_to_us_reaches_the_job_and_everything_is_kept(start, sftriage, tmp_path, signum):
     # GIVEN a job that would go on for long
     run = start("run", "--out", tmp_path / "run", *launcher(steps=1_000_000))
     steps = wait_until(lambda: list((tmp_path / "run" / "steps").glob("*.steps")))
@@ -94,11 +97,11 @@ def test_a_signal_to_us_reaches_the_job_and_everything_is_kept(start, tmp_path, 
     assert ("interrupted" in out) == (signum == signal.SIGINT)
     wait_until(lambda: not any(map(start_ticks, below)))
     # AND what was recorded can be read
-    lines = start("analyze", tmp_path / "run", "--json").communicate(timeout=60)[0].splitlines()
+    lines = sftriage("analyze", tmp_path / "run", "--json").out.splitlines()
     assert lines
 
 
-def test_if_we_are_killed_the_job_goes_on_and_its_steps_stay_readable(start, tmp_path):
+def test_if_we_are_killed_the_job_goes_on_and_its_steps_stay_readable(start, sftriage, tmp_path):
     # GIVEN a job under way
     done = tmp_path / "done"
     script = f"{sys.executable} {LOOP} 2 1500 0 && touch {done}"
@@ -111,9 +114,9 @@ def test_if_we_are_killed_the_job_goes_on_and_its_steps_stay_readable(start, tmp
     # THEN the job ends as it would have
     wait_until(done.exists)
     # AND all its steps can be analysed: those in the log, and those that were still in the rings
-    shown = start("analyze", tmp_path / "run", "--json", "--window", 1000, "--stride", 100).communicate(timeout=60)
-    windows = [json.loads(line) for line in shown[0].splitlines()]
-    assert [w["last_step"] for w in windows][-1] >= 1400, shown[1]
+    shown = sftriage("analyze", tmp_path / "run", "--json", "--window", 1000, "--stride", 100)
+    windows = [json.loads(line) for line in shown.out.splitlines()]
+    assert [w["last_step"] for w in windows][-1] >= 1400, shown.err
     assert all(w["numbers"]["coverage"] == 1.0 for w in windows)
 
 

@@ -1,4 +1,4 @@
-"""A launcher whose ranks share one import of torch, which takes longer than most jobs here: as torchrun, with less.
+"""A launcher whose ranks share what they import of torch, which takes longer than most jobs: as torchrun, with less.
 
 ``launch.py RANKS SCRIPT ARGS...``: each rank runs the script. When one fails, the others are ended, and so is the job.
 What DistributedDataParallel and optimizers import when they are first used, as long again, they share too.
@@ -7,6 +7,7 @@ With ``NODES``, the ranks are those of the host NODE_RANK of so many, which meet
 
 import importlib
 import os
+import re
 import runpy
 import signal
 import socket
@@ -38,7 +39,10 @@ def main() -> int:
     address, _, port = os.environ.get("MEET_AT", "127.0.0.1:0").partition(":")
     listening = socket.create_server((address, int(port))) if NODE == 0 else None
     port = int(port) if listening is None else listening.getsockname()[1]
-    if "torch.optim" in Path(script).read_text(encoding="utf-8"):
+    text = Path(script).read_text(encoding="utf-8")
+    for module in re.findall(r"^(?:from|import) (torch[\w.]*)", text, re.MULTILINE):
+        importlib.import_module(module)
+    if "torch.optim" in text:
         importlib.import_module("torch._dynamo")
     # Nothing has a thread yet: ranks are forked from here.
     pids = set()
