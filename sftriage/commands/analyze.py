@@ -115,7 +115,7 @@ def _times(path: Path, recording: RecordedRun, judged: Iterable[Judged]) -> Time
     else:
         attempts = TimesReader(StepLogs(run.steps if run.steps.is_dir() else path)).read(ended=True)
     begin_s = attempts[0].begin_s if attempts else 0.0
-    return add_up(begin_s, 0.0, attempts, charges, ended=False, price=rank_hour_price())
+    return add_up(begin_s, None, attempts, charges, price=rank_hour_price())
 
 
 def whatif(

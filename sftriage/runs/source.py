@@ -375,8 +375,8 @@ def rank_hour_price() -> str:
 
 
 def _times(info: RunInfo, steps: TimesReader, journal: JournalRecord, *, going: bool) -> TimeTable | None:
-    ended_at = "" if going else info.ended_at or ""
-    begin_s, end_s = (datetime.fromisoformat(at).timestamp() if at else 0.0 for at in (info.created_at, ended_at))
+    begin_s = datetime.fromisoformat(info.created_at).timestamp()
+    end_s = None if going or not info.ended_at else datetime.fromisoformat(info.ended_at).timestamp()
     # (a compaction may have removed the first windows)
     judged_from: dict[int, int] = dict.fromkeys(steps.logs.attempts, 0) if journal.dropped else {}
     for row in journal.rows:
@@ -389,8 +389,7 @@ def _times(info: RunInfo, steps: TimesReader, journal: JournalRecord, *, going: 
         stalls={(row.attempt, row.first_step): row.exposed_s for row in journal.rows if row.label == "stalled"},
         judged_from=judged_from,
     )
-    attempts = steps.read(ended=not going)
-    return time_table(begin_s, end_s, attempts, charges, ended=ended_at != "", price=rank_hour_price())
+    return time_table(begin_s, end_s, steps.read(ended=not going), charges, price=rank_hour_price())
 
 
 def _attempts(logs: StepLogs, rows: Iterable[WindowRow], run: str = "") -> list[AttemptRows]:

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.model.windows import LOADER_START, OTHER, Window
-from sftriage.trainer.layout import RingInfo
 from sftriage.verdict.accounting import anchored, medians
 from sftriage.windows.logs import LogReader, StepLogs, windows
 
@@ -236,21 +235,20 @@ class TimesReader:
         reading = self._attempts.setdefault(attempt, _Attempt(min(starts)))
         blocks = reading.read(readers, lambda: some(SOUGHT_RANKS), ended=ended)
         last = max((block.last_step for block in blocks), default=-1)
-        ends = [_ends(log, reading.first, last) for log in readers.values()]
-        moments = [moment for moment in ends if moment is not None]
-        if not moments:
+        ends = [ends for log in readers.values() if (ends := _ends(log, reading.first, last)) is not None]
+        if not ends:
             return None
         return AttemptTimes(
             attempt=attempt,
             ranks=next(iter(readers.values())).info.world_size,
-            begin_s=min(begin_s for begin_s, _, _ in moments),
-            end_s=max(end_s for _, end_s, _ in moments),
+            begin_s=min(begin_s for begin_s, _, _ in ends),
+            end_s=max(end_s for _, end_s, _ in ends),
             first_step=reading.first,
             last_step=last,
             n_steps=sum(block.n_steps for block in blocks),
             steps_s=sum(block.steps_s for block in blocks),
             long_E=np.concatenate([block.long_E for block in blocks]),
-            removed_steps=min(removed for _, _, removed in moments),
+            removed_steps=min(removed for _, _, removed in ends),
         )
 
 
@@ -259,13 +257,9 @@ def _ends(log: LogReader, first: int, last: int) -> tuple[float, float, int] | N
     _, steps = log.steps([(first, 1), (last, 1)])
     if not len(steps):
         return None
-    ends_ns = steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)
-    begin_s, end_s = (_wall_s(log.info, int(at_ns)) for at_ns in (steps.start_ns_B[0], ends_ns[-1]))
-    return begin_s, end_s, int(steps.seq_B[0]) - 1
-
-
-def _wall_s(info: RingInfo, at_ns: int) -> float:
-    return (info.started_wall_ns + at_ns - info.started_mono_ns) * 1e-9
+    wall_ns, end_ns = log.info.started_wall_ns - log.info.started_mono_ns, int(steps.durations_ns_BS[-1].sum())
+    begin_ns, last_ns = (int(at_ns) + wall_ns for at_ns in steps.start_ns_B[[0, -1]])
+    return begin_ns * 1e-9, (last_ns + end_ns) * 1e-9, int(steps.seq_B[0]) - 1
 
 
 def attempt_of(window: Window) -> AttemptTimes:

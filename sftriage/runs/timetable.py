@@ -27,20 +27,8 @@ from sftriage.policy.state import AddedLoss, Losses
 from sftriage.runs.step_times import ALL_RANKS, AttemptTimes
 from sftriage.verdict.regression import LEAST_PAUSE_S, PAUSE_STEPS
 
-RowCode = Literal[
-    "useful",
-    "suspect",
-    "alone",
-    "shared",
-    "pause",
-    "stall",
-    "capture",
-    "warm_up",
-    "unaccounted",
-    "start",
-    "restart",
-    "end",
-]
+_OfSteps = Literal["useful", "suspect", "alone", "shared", "pause", "stall", "capture", "warm_up", "unaccounted"]
+RowCode = _OfSteps | Literal["start", "restart", "end"]
 """``alone``: one rank's work, for which the others wait; ``shared``: what all ranks do in some steps."""
 
 FloatArray = NDArray[np.float64]
@@ -146,17 +134,11 @@ class Charges:
 
 
 def time_table(
-    begin_s: float,
-    end_s: float,
-    attempts: Sequence[AttemptTimes],
-    charges: Charges,
-    *,
-    ended: bool = True,
-    price: str = "",
+    begin_s: float, end_s: float | None, attempts: Sequence[AttemptTimes], charges: Charges, *, price: str = ""
 ) -> TimeTable | None:
     """The table of a run from its begin to its end, in seconds since the epoch; None without a recorded step.
 
-    If it has not ``ended``, it reaches as far as the record, and ``end_s`` is ignored if that is further.
+    The end is None of a run that has not ended, or was killed: the table then reaches as far as the record.
     """
     if not attempts:
         return None
@@ -170,17 +152,18 @@ def time_table(
         steps = TimeRow("useful", removed_s + at_s - first_s, removed + times.last_step + 1 - times.first_step)
         rows.useful = rows.useful.plus(_of_ranks(steps, times.ranks))
         _Claims(rows, times, charges).make(at_s - first_s)
-        until_s = attempts[number + 1].begin_s if number + 1 < len(attempts) else end_s if ended else math.inf
+        until_s = next((later.begin_s for later in attempts[number + 1 :]), math.inf if end_s is None else end_s)
         stalls = (s for (of, step), s in charges.stalls.items() if of == times.attempt and step > times.last_step)
         stall_s = max(0.0, min(max(stalls, default=0.0), until_s - at_s))
         rows.beside("stall", stall_s, times.ranks)
         at_s += stall_s
-    rows.beside("end" if ended else "unaccounted", end_s - at_s, attempts[-1].ranks)
+    end_s = at_s if end_s is None else max(end_s, at_s)
+    rows.beside("end", end_s - at_s, attempts[-1].ranks)
     for key, loss in charges.losses.by_suspect.items():
         # (the rest of what was claimed as work that it notes is that row's, and not another fault)
         if loss.lost_s and (seconds := loss.lost_s - rows.claimed[key]) >= MIN_LEFT * loss.lost_s:
             rows.claim(TimeRow("suspect", seconds, loss.steps, loss.who, loss.where), loss.rank_s / loss.lost_s)
-    return TimeTable(max(end_s, at_s) - begin_s, tuple(rows.ordered()), price)
+    return TimeTable(end_s - begin_s, tuple(rows.ordered()), price)
 
 
 class _Rows:
@@ -205,9 +188,7 @@ class _Rows:
         claimed_s = sum(row.seconds for row in self._claims.values())
         # The journal's costs are estimates: together they may exceed the time that there was.
         part = min(1.0, self.useful.seconds / claimed_s) if claimed_s else 1.0
-        rows = [
-            replace(row, seconds=row.seconds * part, rank_hours=row.rank_hours * part) for row in self._claims.values()
-        ]
+        rows = [replace(of, seconds=of.seconds * part, rank_hours=of.rank_hours * part) for of in self._claims.values()]
         rank_hours = max(0.0, self.useful.rank_hours - sum(row.rank_hours for row in rows))
         yield replace(self.useful, seconds=max(0.0, self.useful.seconds - claimed_s), rank_hours=rank_hours)
         by_code: defaultdict[RowCode, list[TimeRow]] = defaultdict(list)

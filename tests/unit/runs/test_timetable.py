@@ -122,7 +122,7 @@ def test_attempts_begin_and_end_with_what_no_step_explains():
 
 
 def test_a_stall_of_a_run_that_goes_on_reaches_as_far_as_it_was_seen():
-    table = time_table(0.0, 0.0, [attempt(0, 5.0, 100)], Charges(stalls={(0, 100): 60.0}), ended=False)
+    table = time_table(0.0, None, [attempt(0, 5.0, 100)], Charges(stalls={(0, 100): 60.0}))
     assert (table.wall_s, rows_of(table, "stall")[0].seconds) == (pytest.approx(75.0), 60.0)
 
 
@@ -157,7 +157,7 @@ def test_steps_that_are_no_longer_kept_count_as_the_others():
 
 def test_many_suspects_are_a_few_rows_and_the_others():
     losses = Losses({f"s{n}": SuspectLoss(f"rank {n}", "data", 0.1 * (n + 1), 0.4, 3) for n in range(20)})
-    table = time_table(0.0, 0.0, [attempt(0, 0.0, 1000)], Charges(losses), ended=False)
+    table = time_table(0.0, None, [attempt(0, 0.0, 1000)], Charges(losses))
     suspects = rows_of(table, "suspect")
     assert [row.subject for row in suspects[-2:]] == ["rank 14", "others"]
     assert len(suspects) == MAX_ROWS_OF_CODE + 1
@@ -217,8 +217,8 @@ def charged(draw):
 @settings(max_examples=50, deadline=None)
 @given(attempts(), charged(), SECONDS, SECONDS, st.booleans())
 def test_the_rows_add_up_to_the_wall_clock_whatever_the_journal_says(times, charges, before_s, after_s, ended):
-    begin_s, end_s = times[0].begin_s - before_s, times[-1].end_s + after_s
-    table = time_table(begin_s, end_s, times, charges, ended=ended)
+    begin_s, end_s = times[0].begin_s - before_s, times[-1].end_s + after_s if ended else None
+    table = time_table(begin_s, end_s, times, charges)
     assert sum(row.seconds for row in table.rows) == pytest.approx(table.wall_s)
     assert min(row.seconds for row in table.rows) >= 0.0
     assert table.wall_s >= max(of.end_s for of in times) - begin_s - 1e-6
