@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from sftriage.model.events import CostMeasured, JobPaused
 from sftriage.model.windows import LOADER_START, StepRecord
 from sftriage.policy.state import AddedLoss, Losses, SuspectLoss
+from sftriage.reports import texts
+from sftriage.runs.source import PRICE_ENV, rank_hour_price
 from sftriage.runs.step_times import (
     ALL_RANKS,
     LONG,
@@ -301,6 +303,20 @@ def test_ranks_outside_the_sample_are_found_by_their_long_steps(run, ranks):
         ("pause", "rank 11", ""): (2, 10.0),
         ("shared", "", ""): (12, 4.8),
     }
+
+
+@pytest.mark.parametrize(("price", "shown", "warnings"), [("$2.50", "$0.06", 0), ("", None, 0), ("cheap", None, 1)])
+def test_a_price_of_a_rank_hour_is_shown_beside_it(run, monkeypatch, caplog, price, shown, warnings):
+    record(run.directory.steps, 8, 100, lambda rank, step: 40)
+    monkeypatch.setenv(PRICE_ENV, price)
+    rank_hour_price.cache_clear()
+    table = run.source.view().times
+    rank_hour_price.cache_clear()
+    (useful,) = rows_of(table, "useful")
+    # (100 steps of 0.1 s on 8 ranks)
+    assert (table.money(useful.rank_hours) or None) == shown
+    assert [column.header for column in texts.time_table(table).columns][4:] == ["rank-hours", *["cost"] * bool(shown)]
+    assert len(caplog.records) == warnings
 
 
 @pytest.mark.parametrize(
