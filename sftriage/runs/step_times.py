@@ -25,15 +25,18 @@ MAX_SOUGHT, SOUGHT_RANKS, BEFORE_STEPS = 8192, 1024, 8
 with the steps before it."""
 MIN_LONG_FRACTION, MIN_LONG_SPREADS = 0.5, 4.0
 """A long step exceeds the usual step by at least this fraction, and by this multiple of the upper quartile's excess."""
-MOST = 0.5
-"""The part of a long step's extra time that a stage of all ranks, or one rank, must explain."""
+MOST, SOME = 0.5, 0.2
+"""The part of a long step's extra time that a stage of all ranks, or one rank, must explain; and that each of the two
+must have where both do."""
 ALL_RANKS, NO_RANK = -1, -2
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-LONG = np.dtype([("step", "i8"), ("over_s", "f8"), ("rank", "i4"), ("stage", "U32"), ("kind", "U16")])
+_WHOSE = [("rank", "i4"), ("stage", "U32"), ("kind", "U16"), ("shared_s", "f8"), ("anew", "?")]
+LONG = np.dtype([("step", "i8"), ("over_s", "f8"), *_WHOSE])
 """A step, its time over the usual step's, the rank that the others wait for (`ALL_RANKS`, `NO_RANK`), the stage in
-which it does, and the kind that it notes."""
+which it does, and the kind that it notes; how much of it all ranks had in that stage, where the rest is one rank's; and
+whether it was in ``data`` and loaders started their workers ``anew``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,33 +92,48 @@ def explain(found_E: NDArray[np.void], window: Window, ranks: Sequence[int], n_r
         own_KR = own_KR + np.nan_to_num(window.ready_NR[known_K])
     common_KS = spent_KRS.min(axis=1)
     more_KS, more_KR = common_KS - np.median(common_KS, axis=0), own_KR - np.median(own_KR, axis=0)
-    for found, n in zip(found_E, found_E["step"] - window.first_step, strict=True):
-        (k,), least_s = np.flatnonzero(known_K == n), MOST * float(found["over_s"])
-        rank, index = NO_RANK, int(more_KS[k].argmax())
-        stage = schema.stages[index] if more_KS[k, index] >= least_s else ""
-        last = int(more_KR[k].argmax())
-        others_s = np.delete(more_KR[k], last)
-        if stage in schema.sync and len(ranks) < n_ranks:
-            stage = ""  # (these ranks may all wait for one of the others)
-        elif stage or more_KR[k].min() >= least_s:
-            rank = ALL_RANKS
-        elif len(others_s) and more_KR[k, last] - np.median(others_s) >= least_s:
-            rank = ranks[last]
-        found["rank"], found["kind"] = _noted(window, ranks, int(n), rank, stage)
-        found["stage"] = stage
+    # (ranks of a sample may all wait for one of the others)
+    stages_S = local if len(ranks) < n_ranks else list(range(len(schema.stages)))
+    for found, n in zip(found_E, (found_E["step"] - window.first_step).tolist(), strict=True):
+        (k,), over_s = np.flatnonzero(known_K == n), float(found["over_s"])
+        index, last = max(stages_S, key=more_KS[k].__getitem__), int(more_KR[k].argmax())
+        shared_s, others_s = float(more_KS[k, index]), np.delete(more_KR[k], last)
+        alone_s = more_KR[k, last] - np.median(others_s) if len(others_s) else 0.0
+        two = index in local and SOME * over_s <= shared_s <= (1.0 - SOME) * over_s
+        if two and (alone_s >= SOME * over_s or len(ranks) < n_ranks) and not (window.kinds and window.kinds[n]):
+            rank = ranks[last] if alone_s >= SOME * over_s else NO_RANK
+        else:
+            two, rank = False, ranks[last] if alone_s >= MOST * over_s else NO_RANK
+            if shared_s >= MOST * over_s or more_KR[k].min() >= MOST * over_s:
+                rank = ALL_RANKS
+        stage = schema.stages[index] if two or (rank == ALL_RANKS and shared_s >= MOST * over_s) else ""
+        found["stage"], found["shared_s"] = stage, shared_s if two else 0.0
+        found["anew"] = stage == "data" and window.loaders_N is not None and window.loaders_N[n]
+        found["rank"], found["kind"] = _noted(window, ranks, n, rank)
 
 
-def _noted(window: Window, ranks: Sequence[int], n: int, rank: int, stage: str) -> tuple[int, str]:
+def _noted(window: Window, ranks: Sequence[int], n: int, rank: int) -> tuple[int, str]:
     """The rank that causes a step's extra time, by what the ranks note of it, and that note."""
     if window.kinds is not None and window.kinds[n]:
         return rank, window.kinds[n]
-    if rank == ALL_RANKS:
-        anew = window.loaders_N is not None and window.loaders_N[n] and stage == "data"
-        return rank, LOADER_START if anew else ""
     noted = {} if window.noted_NR is None else dict(zip(ranks, window.noted_NR[n].tolist(), strict=True))
     by = [each for each, kind in noted.items() if kind]
-    of = rank if rank in by or not by else by[0]
-    return of, noted.get(of, "")
+    if not by or rank == ALL_RANKS:
+        return rank, ""
+    of = rank if rank in by else by[0]
+    return of, noted[of]
+
+
+def apart(long_E: NDArray[np.void]) -> NDArray[np.void]:
+    """Long steps, with the time that all ranks had where another part is one rank's in an entry of its own."""
+    shared_E, rest_E = long_E[long_E["shared_s"] > 0.0], long_E.copy()
+    shared_E["over_s"], shared_E["rank"], shared_E["kind"] = shared_E["shared_s"], ALL_RANKS, ""
+    rest_E["over_s"] -= rest_E["shared_s"]
+    rest_E["stage"][rest_E["shared_s"] > 0.0] = ""
+    found_E = np.concatenate([rest_E, shared_E])
+    anew_E = found_E["anew"] & (found_E["stage"] != "") & (found_E["kind"] == "")
+    found_E["kind"][anew_E] = LOADER_START
+    return found_E[found_E["step"].argsort(kind="stable")]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,7 +163,7 @@ class _Attempt:
 
     def __init__(self, first: int) -> None:
         self.first, self.blocks, self.next_step = first, list[StepBlock](), first
-        self._sought: dict[int, tuple[int, str, str]] = {}
+        self._sought: dict[int, tuple[object, ...]] = {}
 
     def read(
         self, readers: Mapping[int, LogReader], everyone: Callable[[], Mapping[int, LogReader]], *, ended: bool
@@ -191,10 +209,10 @@ class _Attempt:
             over_s = times_N[-2:-1].sum() - np.median(times_N[exact.complete_N])
             one_E["step"] -= over_s >= MOST * one_E["over_s"]
             explain(one_E, window, list(everyone), n_ranks)
-            self._sought[int(long_E["step"][e])] = one_E[["rank", "stage", "kind"]][0].item()
+            self._sought[int(long_E["step"][e])] = tuple(one_E[0].item()[2:])
         for e in longest.tolist():
             if (known := self._sought.get(int(long_E["step"][e]))) is not None:
-                long_E["rank"][e], long_E["stage"][e], long_E["kind"][e] = known
+                long_E[e] = (*long_E[e].item()[:2], *known)
 
 
 def _starts(readers: Mapping[int, LogReader]) -> list[int]:
@@ -247,7 +265,7 @@ class TimesReader:
             last_step=last,
             n_steps=sum(block.n_steps for block in blocks),
             steps_s=sum(block.steps_s for block in blocks),
-            long_E=np.concatenate([block.long_E for block in blocks]),
+            long_E=apart(np.concatenate([block.long_E for block in blocks])),
             removed_steps=min(removed for _, _, removed in ends),
         )
 
@@ -266,5 +284,5 @@ def attempt_of(window: Window) -> AttemptTimes:
     """The steps of a recording without moments, as if it began at 0."""
     ranks = range(window.durations_NRS.shape[1])
     block = StepBlock.of(window, ranks, len(ranks), window.first_step, window.last_step + 1)
-    steps = window.first_step, window.last_step, block.n_steps, block.steps_s, block.long_E
+    steps = window.first_step, window.last_step, block.n_steps, block.steps_s, apart(block.long_E)
     return AttemptTimes(window.attempt, len(ranks), 0.0, block.steps_s, *steps)

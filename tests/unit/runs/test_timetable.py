@@ -99,7 +99,7 @@ def test_a_rank_that_recurs_is_a_suspect_from_when_it_is_named():
 
 
 def attempt(number, begin_s, n_steps, long=(), *, gone=0, removed=0):
-    long_E = np.array([(step, over_s, rank, "data", kind) for step, over_s, rank, kind in long], LONG)
+    long_E = np.array([(step, over_s, rank, "data", kind, 0.0, False) for step, over_s, rank, kind in long], LONG)
     steps_s = n_steps * STEP_S + float(long_E["over_s"].sum())
     end_s = begin_s + steps_s + gone * STEP_S
     return AttemptTimes(number, 4, begin_s, end_s, 0, n_steps + gone - 1, n_steps, steps_s, long_E, removed)
@@ -279,7 +279,7 @@ def record(directory, ranks, n_steps, own_ms, kind=lambda rank, step: ""):
         info, spent = info_of(rank, ranks), zip(own_NR[:, rank].tolist(), waits_NR[:, rank].tolist(), strict=True)
         records = [
             StepRecord(rank, step, int(ends_N[step]), 0, (*took, 0), (0,), True, False, kind=kind(rank, step))
-            for step, took in enumerate((own // 2, own - own // 2, waits) for own, waits in spent)
+            for step, took in enumerate((own - 20_000_000, 20_000_000, waits) for own, waits in spent)
         ]
         log = StepLog(directory, info)
         log.append(of_rank(1, *records, schema=info.schema))
@@ -303,6 +303,22 @@ def test_ranks_outside_the_sample_are_found_by_their_long_steps(run, ranks):
         ("pause", "rank 11", ""): (2, 10.0),
         ("shared", "", ""): (12, 4.8),
     }
+
+
+@pytest.mark.parametrize("ranks", [4, 16])
+def test_a_step_of_two_causes_is_in_two_rows(run, ranks):
+    # GIVEN epochs at whose end one rank evaluates, and which all ranks begin with a slow batch
+    def own_ms(rank, step):
+        first = step % 50 == 20
+        return 40 + 600 * first + 900 * (rank == 3 and first)
+
+    record(run.directory.steps, ranks, 500, own_ms, lambda rank, step: "evaluation" * (rank == 3 and step % 50 == 20))
+    (times,) = TimesReader(StepLogs(run.directory.steps)).read(ended=True)
+    found = time_table(times.begin_s, times.end_s, [times], Charges(judged_from={0: 0})).rows[1:]
+    assert [(row.code, row.subject, row.kind, round(row.seconds, 1)) for row in found] == [
+        ("alone", "rank 3", "evaluation", 9.0),
+        ("shared", "", "", 6.0),
+    ]
 
 
 @pytest.mark.parametrize(("price", "shown", "warnings"), [("$2.50", "$0.06", 0), ("", None, 0), ("cheap", None, 1)])
