@@ -49,7 +49,7 @@ CASES = {
     "host": Case(("host",), without=("rank 2", "rank 3")),
     "stall": Case(("stall",), without=("rank 3",), steps=500, recurs=True),
     "gc": Case(("gc",), without=("rank 1",), recurs=True),
-    "evaluation": Case(("evaluation",), steps=400, recurs=True),
+    "evaluation": Case(("evaluation",), ("shared",), steps=400, recurs=True),
     "lengths": Case(("lengths",), without=("sequence_lengths",)),
     "first of two": Case(("data", "forward"), ("forward",), without=("rank 1",)),
 }
@@ -93,7 +93,8 @@ def round_of(case: Case, folder: Path) -> dict[str, float | None]:
     mends = RunSource(lambda: RunDirectory(folder / "mended")).view().mends
     say("\n".join(f"    {mend_sentence(mend)}" for mend in mends))
     mend = mends[-1] if mends else None
-    found = {"promised": mend and mend.promised_s, "least": mend and mend.least_s, "measured": mend and mend.measured_s}
+    promised_s, least_s, measured_s = (mend.promised_s, mend.least_s, mend.measured_s) if mend else (None,) * 3
+    found = {"promised": promised_s, "least": least_s, "measured": measured_s}
     return {**found, "replayed": replayed_s(case, folder / "fault"), "real": real_s(times)}
 
 

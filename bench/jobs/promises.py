@@ -29,13 +29,18 @@ from sftriage.trainer.monitor import Monitor
 
 STAGES_S = {"data": 0.008, "forward": 0.012, "backward": 0.012, "optimizer": 0.003}
 JITTER = 0.02
-STEADY = {"data": ("data", (1,), 0.024), "forward": ("forward", (2,), 0.012), "backward": ("backward", (2,), 0.016)}
-STEADY["host"] = "forward", (2, 3), 0.016
+STEADY: dict[str, tuple[str, tuple[int, ...], float]] = {
+    "data": ("data", (1,), 0.024),
+    "forward": ("forward", (2,), 0.012),
+    "backward": ("backward", (2,), 0.016),
+    "host": ("forward", (2, 3), 0.016),
+}
 """Faults of every step: their stage, their ranks, and how much longer it takes."""
 STALL_STEPS, STALL_S = 25, 0.25
 EVALUATION_STEPS, EVALUATION_S = 20, 0.4
 COLLECT_STEPS, OBJECTS = 4, 300_000
-FAULTS = (*STEADY, "stall", "evaluation", "gc", "lengths")
+FAULTS = (*STEADY, "stall", "evaluation", "shared", "gc", "lengths")
+"""``evaluation``: of rank 0 alone, ``shared``: of all ranks."""
 
 
 class Work(nn.Module):
@@ -63,7 +68,7 @@ class Work(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.take("forward")
         out: Tensor = self.layer(x)
-        out.register_hook(lambda _: self.take("backward"))
+        out.register_hook(lambda _: self.take("backward"))  # type: ignore[no-untyped-call]
         return out
 
 
@@ -78,7 +83,7 @@ class Job:
     def train(self, monitor: Monitor, faults: set[str], n_steps: int) -> list[float]:
         """Take some steps, and return how long each took."""
         self.work.faults = faults
-        # What is frozen is not looked at by the collector.
+        # (the collector skips what is frozen)
         (gc.unfreeze if "gc" in faults else gc.freeze)()
         ended_s = [time.perf_counter()]
         for _ in range(n_steps):
@@ -90,8 +95,8 @@ class Job:
     def _take_step(self, monitor: Monitor, step: int) -> None:
         work, rank = self.work, self._rank
         work.begin(step)
-        alone = "evaluation" in work.faults
-        evaluates = step % EVALUATION_STEPS == EVALUATION_STEPS - 1 and (rank == 0 or not alone)
+        alone = "evaluation" in work.faults and rank == 0
+        evaluates = step % EVALUATION_STEPS == EVALUATION_STEPS - 1 and (alone or "shared" in work.faults)
         with monitor.step(kind="evaluation" if evaluates else None):
             with monitor.stage("data"):
                 work.take("data")

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median, quantiles
 from typing import Literal
 
-from sftriage.model.events import CostMeasured, JobPaused, RemedyChanged
+from sftriage.model.events import JobPaused, RemedyChanged
 from sftriage.model.verdicts import is_informative
 from sftriage.policy.state import same_trouble
-from sftriage.runs.decisions import DISTURBED, Note, WindowRow
+from sftriage.runs.decisions import Note, WindowRow
 
 Mended = Literal["by_itself", "restart", "run", "remedy"]
 Judgement = Literal["kept", "less", "more", "not_comparable"]
@@ -85,6 +85,9 @@ def mends_of(attempts: Sequence[AttemptRows], notes: Sequence[Note] = ()) -> lis
 
     Those within an earlier run are left out.
     """
+    attempts = [
+        replace(each, rows=[row for row in each.rows if is_informative(row.label, row.reasons)]) for each in attempts
+    ]
     found: dict[tuple[int, int], list[_Promise]] = {}
     for promise in _standing(attempts):
         if (at := promise.mended_at(attempts)) is not None and not attempts[at[0]].run:
@@ -103,9 +106,9 @@ def judgement_of(measured_s: float, error_s: float, least_s: float, most_s: floa
 
 
 def _of_remedy(kept: RemedyChanged) -> Mend:
+    who = (f"{kept.who} in {kept.where}",)
     promised_s, measured_s, error_s = (kept.numbers[name] for name in ("expected_s", "saves_s", "error_s"))
     judgement = judgement_of(measured_s, error_s, promised_s, promised_s)
-    who = (f"{kept.who} in {kept.where}",)
     return Mend(who, "remedy", kept.step, promised_s, promised_s, measured_s, error_s, judgement)
 
 
@@ -123,12 +126,11 @@ def _is_of(key: str, row: WindowRow) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Promise:
-    """The last promise about a suspect, made in an attempt: the windows since its onset, and what they lost to it."""
+    """The last promise about a suspect, made in an attempt: by the windows since its onset that name it."""
 
     key: str
     at: int
     rows: Sequence[WindowRow]
-    lost_s: float
 
     @property
     def last(self) -> WindowRow:
@@ -151,18 +153,18 @@ class _Promise:
 
     @property
     def promised_s(self) -> float:
-        """What fixing it would save in a step; if only some steps are slow, in their mean since it began."""
-        if self.is_steady:
-            return self.gain_s
+        """What fixing it would save in a step; if only some steps are slow, in the mean step."""
+        if self.is_steady or self.last.period_steps:
+            return self.gain_s / (self.last.period_steps or 1)
         first = max(self.rows[0].first_step, self.last.onset_step or 0)
         # (a rank that notes its work is charged for what it did before it was named)
         first = min([first, *(row.lost_from_step for row in self.rows if row.lost_from_step is not None)])
-        return self.lost_s / (self.last.last_step + 1 - first)
+        return sum(row.lost_s for row in self.rows) / (self.last.last_step + 1 - first)
 
     def mended_at(self, attempts: Sequence[AttemptRows]) -> tuple[int, int] | None:
         """The attempt in which it is gone and the first step without it; None if it is not, or not for long enough."""
         for at in range(self.at, len(attempts)):
-            after = [row for row in _known(attempts[at]) if at > self.at or row.first_step > self.last.last_step]
+            after = [row for row in attempts[at].rows if at > self.at or row.first_step > self.last.last_step]
             if len(_apart(after)) >= MIN_WINDOWS and _steps(after) >= MIN_PERIODS * (self.last.period_steps or 0):
                 return None if any(map(self._is_listed, after)) else (at, after[0].first_step)
         return None
@@ -178,20 +180,14 @@ def _standing(attempts: Sequence[AttemptRows]) -> Iterator[_Promise]:
     last: dict[str, tuple[int, int]] = {}
     for at, attempt in enumerate(attempts):
         for n, row in enumerate(attempt.rows):
-            if (key := _key(row)) and is_informative(row.label, row.reasons):
+            if key := _key(row):
                 last[next((known for known in last if _is_of(known, row)), key)] = at, n
     for key, (at, n) in last.items():
-        rows, newest = attempts[at].rows[: n + 1], attempts[at].rows[n]
+        newest = attempts[at].rows[n]
         onset = newest.regression.since_step if key == JOB and newest.regression is not None else newest.onset_step
-        since = [row for row in rows if row.last_step >= (onset or 0)]
-        own = [row for row in since if _is_of(key, row)]
-        lost_s = sum(row.lost_s for row in since if row.reasons == DISTURBED or _is_of(key, row))
-        if lost_s > 0.0 or key == JOB:
-            yield _Promise(key, at, own, lost_s)
-
-
-def _known(attempt: AttemptRows) -> list[WindowRow]:
-    return [row for row in attempt.rows if is_informative(row.label, row.reasons)]
+        own = [row for row in attempts[at].rows[: n + 1] if row.last_step >= (onset or 0) and _is_of(key, row)]
+        if key == JOB or any(row.lost_s for row in own):
+            yield _Promise(key, at, own)
 
 
 def _apart(rows: Iterable[WindowRow]) -> list[WindowRow]:
@@ -211,25 +207,26 @@ def _mend(
     promises: Sequence[_Promise], attempts: Sequence[AttemptRows], at: tuple[int, int], notes: Sequence[Note]
 ) -> Mend | None:
     """The mend of some suspects at once; None if what all ranks shared has not won half of its promise."""
+    promises = [each for each in promises if each.has_peers] or promises
     newest = max(promises, key=lambda each: each.last.last_step)
     old, new, steady = attempts[newest.at], attempts[at[0]], all(each.is_steady for each in promises)
-    full = [row for row in newest.rows if newest.key == JOB or row.first_step >= (newest.last.onset_step or 0)]
-    until = [row for row in _known(old) if full and full[0].first_step <= row.first_step <= newest.last.first_step]
-    before = _apart(reversed((full if steady else until) or newest.rows[-1:]))
-    after = _apart(row for row in _known(new) if row.first_step >= at[1])
+    own = [row for row in newest.rows if newest.key == JOB or row.first_step >= (newest.last.onset_step or 0)]
+    own = own or [newest.last]
+    if not steady:
+        own = [row for row in old.rows if own[0].first_step <= row.first_step <= newest.last.first_step]
+    before, after = _apart(own[::-1]), _apart(row for row in new.rows if row.first_step >= at[1])
     promised_s = sum(each.promised_s for each in promises)
     # (of work that all ranks share, each still has its part)
     kept_s = sum(each.promised_s * each.last.alone for each in promises) / max(1, new.ranks)
     by: Mended = "by_itself" if newest.at == at[0] else "run" if old.run else "restart"
     who = tuple(each.last.named for each in promises if each.key != JOB)
     mend = Mend(who, by, at[1], promised_s, promised_s - kept_s, run=old.run)
-    step_of = _typical_step if steady else _mean_step
-    (before_s, spread_s), (after_s, spread_after_s) = step_of(old, before, notes), step_of(new, after, notes)
-    measured_s, error_s = before_s - after_s, math.hypot(spread_s, spread_after_s)
+    sides = [_step_of(*side, notes, steady=steady) for side in ((old, before), (new, after))]
+    measured_s, error_s = sides[0][0] - sides[1][0], math.hypot(sides[0][1], sides[1][1])
     if any(each.last.period_steps for each in promises):
         # (these steps may hold one recurrence more or less)
         error_s = max(each.gain_s for each in promises) / min(_steps(before), _steps(after))
-    if not any(each.has_peers for each in promises) and measured_s < promised_s / 2:
+    if not newest.has_peers and measured_s < promised_s / 2:
         return None
     judgement = judgement_of(measured_s, error_s, mend.least_s, promised_s)
     difference = _difference(old, new, before[0], after[0])
@@ -243,29 +240,19 @@ def _mend(
     return replace(mend, measured_s=measured_s, error_s=error_s, judgement=judgement)
 
 
-def _typical_step(attempt: AttemptRows, rows: Sequence[WindowRow], notes: Sequence[Note]) -> tuple[float, float]:
-    """The typical step of some windows, and half the range of the middle half of theirs, in seconds."""
-    return _middle([row.step_s for row in rows])
-
-
-def _mean_step(attempt: AttemptRows, rows: Sequence[WindowRow], notes: Sequence[Note]) -> tuple[float, float]:
-    """The same of the mean step, without pauses and what captures cost."""
-    ends = {rows[0].first_step, rows[0].last_step, rows[-1].first_step, rows[-1].last_step}
-    first, last = min(ends), max(ends)
-    _, spread_s = _middle([row.exposed_s for row in rows])
-    mean_s = attempt.mean_step_s(first, last)
-    other_s = 0.0
-    for note in notes if not attempt.run else ():
-        if isinstance(note, (JobPaused, CostMeasured)) and note.attempt == rows[0].attempt:
-            seconds = note.lasted_s if isinstance(note, JobPaused) else note.cost_s
-            other_s += (seconds or 0.0) * (first <= note.first_step <= last)
-    mean_s = fmean(row.exposed_s for row in rows) if mean_s is None else mean_s
-    return mean_s - other_s / (last + 1 - first), spread_s
-
-
-def _middle(times_s: Sequence[float]) -> tuple[float, float]:
+def _step_of(
+    attempt: AttemptRows, rows: Sequence[WindowRow], notes: Sequence[Note], *, steady: bool
+) -> tuple[float, float]:
+    """The typical step of some windows, or the mean one without pauses, and half the range of their middle half."""
+    times_s = [row.step_s if steady else row.exposed_s for row in rows]
     low_s, _, high_s = quantiles(times_s, n=4, method="inclusive") if len(times_s) > 1 else (0.0, 0.0, 0.0)
-    return median(times_s), (high_s - low_s) / 2
+    if steady:
+        return median(times_s), (high_s - low_s) / 2
+    first, last = min(row.first_step for row in rows), max(row.last_step for row in rows)
+    pauses = (note for note in notes if isinstance(note, JobPaused) and note.attempt == rows[0].attempt)
+    paused_s = sum(pause.lasted_s for pause in pauses if first <= pause.first_step <= last and not attempt.run)
+    mean_s = attempt.mean_step_s(first, last) or fmean(times_s)
+    return mean_s - paused_s / (last + 1 - first), (high_s - low_s) / 2
 
 
 def _difference(old: AttemptRows, new: AttemptRows, before: WindowRow, after: WindowRow) -> Difference | None:

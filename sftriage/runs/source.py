@@ -338,8 +338,8 @@ class RunSource:
         version = hashlib.sha256(repr(state).encode()).hexdigest()[:16]
         if moved or version != self._view.version:
             named = next((row for row in reversed(journal.rows) if row.suspects), None)
-            attempts = _attempts(StepLogs(run.steps), journal.rows)
-            if opened.earlier is None and info is not None and attempts:
+            attempts = _attempts(opened.times.logs, journal.rows)
+            if opened.earlier is None and info is not None and attempts and attempts[-1].rows[-1].advances_s:
                 opened.earlier = _earlier(run, info, attempts[-1])
             self._view = View(
                 # (copied: the journal grows on)
