@@ -42,14 +42,19 @@ _REQUEST = struct.Struct("=IHHIIBBBBI48x")
 """``nlmsghdr``, then ``inet_diag_req_v2``: the sockets of one family in some states, with their `tcp_info`."""
 _HEADER, _ATTRIBUTE = struct.Struct("=IH10x"), struct.Struct("=HH")
 _INODE, _ATTRIBUTES_AT = struct.Struct("=68xI"), 72
-_TCP_INFO = struct.Struct("=24xI72xI16xQ40xQQ")
-"""Segments in flight; segments sent again; bytes acknowledged; microseconds with data to send, and those of them in
-which the receiver's window was closed."""
+_TCP_INFO = struct.Struct("=7xB16xI72xI16xQ32xQQQ")
+"""Whether the last delivery rate is that of too little data (bit 0); segments in flight; segments sent again; bytes
+acknowledged; the last delivery rate, in bytes per second; microseconds with data to send, and those of them in which
+the receiver's window was closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SocketUse:
-    """One socket: segments in flight, and sent again; bytes acknowledged; time with data that the peer takes."""
+    """One socket: segments in flight, and sent again; bytes acknowledged; time with data that the peer takes.
+
+    ``delivered_per_s`` is the kernel's last estimate of the bytes that the path takes; 0 if that is of a small message
+    after an exchange, which may have passed in one piece.
+    """
 
     address: bytes
     peer: bytes
@@ -57,6 +62,7 @@ class SocketUse:
     again: int
     acked_bytes: int
     busy_us: int
+    delivered_per_s: int
 
     @classmethod
     def of(cls, message: bytes) -> SocketUse | None:
@@ -65,9 +71,11 @@ class SocketUse:
         while at + _ATTRIBUTE.size <= len(message):
             length, kind = _ATTRIBUTE.unpack_from(message, at)
             if kind == _INFO and length >= _ATTRIBUTE.size + _TCP_INFO.size:
-                in_flight, again, acked, busy_us, closed_us = _TCP_INFO.unpack_from(message, at + _ATTRIBUTE.size)
+                found = _TCP_INFO.unpack_from(message, at + _ATTRIBUTE.size)
+                flags, in_flight, again, acked, delivered_per_s, busy_us, closed_us = found
+                shown = delivered_per_s if in_flight or not flags & 1 else 0
                 address, peer = message[8 : 8 + width], message[24 : 24 + width]
-                return cls(address, peer, in_flight, again, acked, busy_us - closed_us)
+                return cls(address, peer, in_flight, again, acked, busy_us - closed_us, shown)
             at += max(length + 3 & ~3, _ATTRIBUTE.size)
         return None
 
@@ -187,7 +195,7 @@ class LinkReader:
             sent -= before.get(name, (sent, 0.0))[0]
             if sent >= LEAST_BYTES and bits_per_s > 0.0:
                 busy_s = min(took_s, 8 * sent / bits_per_s)
-                found.append(LinkUse(host, name, "", begin_at_ns, at_ns, sent, busy_s, speed_bits_per_s=bits_per_s))
+                found.append(LinkUse(host, name, "", begin_at_ns, at_ns, sent, busy_s, 0, bits_per_s, bits_per_s))
         return tuple(sorted(found, key=lambda use: -use.sent_bytes)[:MAX_PAIRS])
 
     def _read_sockets(self, processes: frozenset[Process], now_ns: int) -> dict[tuple[bytes, bytes], list[SocketUse]]:
@@ -220,14 +228,16 @@ class LinkReader:
         self, host: str, pair: tuple[bytes, bytes], some: list[SocketUse], took_s: float, begin_ns: int, end_ns: int
     ) -> LinkUse:
         """A pair's sockets together. If several are busy at once, they share the link, and their time counts once."""
-        now_busy = sum(use.in_flight > 0 and use.acked_bytes >= LEAST_BYTES for use in some)
+        bulk = [use for use in some if use.acked_bytes >= LEAST_BYTES]
+        in_flight = [use.delivered_per_s for use in bulk if use.in_flight]
         known = self._at_once.get(pair, 1.0)
-        at_once = self._at_once[pair] = known + SMOOTHED * (now_busy - known) if now_busy else known
+        at_once = self._at_once[pair] = known + SMOOTHED * (len(in_flight) - known) if in_flight else known
         busy_s, longest_s = (of(use.busy_us for use in some) / 1e6 for of in (sum, max))
         address, peer = map(text_of, pair)
         return LinkUse(
             *(host, address, peer, begin_ns, end_ns, sum(use.acked_bytes for use in some)),
             busy_s=min(took_s, max(longest_s, busy_s / max(1.0, at_once))),
             again=sum(use.again for use in some),
+            delivered_bits_per_s=8.0 * (sum(in_flight) or max((use.delivered_per_s for use in bulk), default=0)),
             speed_bits_per_s=speed_of(address),
         )

@@ -554,7 +554,8 @@ def _checked_status(found: _Status) -> JobStatus:
 
 
 def _checked_link(use: LinkUse) -> LinkUse:
-    if min(use.begin_ns, use.end_ns, use.sent_bytes, use.busy_s, use.again, use.speed_bits_per_s) < 0:
+    rates = use.delivered_bits_per_s, use.speed_bits_per_s
+    if min(use.begin_ns, use.end_ns, use.sent_bytes, use.busy_s, use.again, *rates) < 0:
         raise WireError("invalid numbers of a link")
     return bounded(use)
 

@@ -6,7 +6,6 @@ Arrays carry their axes as suffixes: N steps, R ranks, S stages, G sync stages, 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -252,8 +251,8 @@ class LinkUse:
 
     ``address`` is their own, ``peer`` that of the other host, and then its name; "" for an RDMA port, which is used for
     all of them. Sending ``sent_bytes`` took ``busy_s``, without the time in which the receiver read nothing. ``again``
-    counts segments sent again. The interface has ``speed_bits_per_s``, 0 if unknown. Times are of the host's clock,
-    since the epoch.
+    counts segments sent again. By the kernel's last estimate the path takes ``delivered_bits_per_s``, and the interface
+    has ``speed_bits_per_s``; 0 if unknown. Times are of the host's clock, since the epoch.
     """
 
     host: str
@@ -264,12 +263,18 @@ class LinkUse:
     sent_bytes: int
     busy_s: float
     again: int = 0
+    delivered_bits_per_s: float = 0.0
     speed_bits_per_s: float = 0.0
 
     @property
+    def sent_bits_per_s(self) -> float:
+        """The rate while it was sending, which waits of its host for a CPU make lower."""
+        return 8 * self.sent_bytes / self.busy_s
+
+    @property
     def bits_per_s(self) -> float:
-        """The rate while it was sending."""
-        return 8 * self.sent_bytes / self.busy_s if self.busy_s > 0.0 else math.inf
+        """The rate of the link, as far as it shows."""
+        return max(self.sent_bits_per_s, self.delivered_bits_per_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

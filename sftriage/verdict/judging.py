@@ -417,7 +417,7 @@ def _judge(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Pas
 
 
 def _with_link(verdict: Verdict, window: Window, evidence: WindowEvidence, best: Rates) -> Verdict:
-    """The verdict with a slow link, if there is one. Unless it names a rank or host, the link is why it is held."""
+    """The verdict with a slow link, if there is one: why it is held, unless a rank or host costs about as much."""
     if not window.links or not UNDECIDED.isdisjoint(verdict.reasons):
         return verdict
     split = bool(verdict.numbers.get("split"))
@@ -426,7 +426,8 @@ def _with_link(verdict: Verdict, window: Window, evidence: WindowEvidence, best:
     if link is None:
         return verdict
     verdict = replace(verdict, link=link, numbers={**verdict.numbers, "link_cost_s": link.cost_s})
-    if verdict.label == "suspect" and verdict.suspects[0].is_single:
+    first = verdict.suspects[0] if verdict.label == "suspect" else None
+    if first is not None and first.is_single and first.gain_s >= evidence.settings.most_fraction * link.cost_s:
         return verdict
     # (what all ranks share is the time that they wait for it)
     return replace(verdict, label="needs_evidence", reasons=("slow_link",))

@@ -3,13 +3,14 @@
 A slow link makes no rank late: all ranks wait for the exchange. It shows in the sockets that send over it. Only time
 in which there was something to send and the receiver read counts: a host that lacks CPU time sends seldom, not slowly.
 
-Acknowledgements wait in the queue of a slow link as well. So in a ring the link of one host slows what it sends and
-what it receives, by different amounts, and the host at which both meet is the one.
+That time also has waits for acknowledgements, on a busy host for a CPU. So a link is slow only if the kernel's estimate
+of what the path takes is low as well. Acknowledgements also wait in the queue of a slow link: in a ring the link of one
+host lengthens what it sends and what it receives, and the host at which both meet is the one.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_high
@@ -58,10 +59,14 @@ class Link:
         """The part of the time in which it was sending."""
         return sum(use.busy_s for use in self.readings) * 1e9 / sum(use.end_ns - use.begin_ns for use in self.readings)
 
+    @property
+    def sent_bits_per_s(self) -> float:
+        return median(use.sent_bits_per_s for use in self.readings)
+
     def is_under(self, bits_per_s: float, settings: Settings) -> bool:
-        """Whether it is slower than a rate in most readings."""
-        n_under = sum(use.bits_per_s < bits_per_s for use in self.readings)
-        return n_under >= settings.min_persistence_fraction * len(self.readings)
+        """Whether it is slower than a rate in most readings that show what its path takes."""
+        under = [use.bits_per_s < bits_per_s for use in self.readings if use.delivered_bits_per_s]
+        return len(under) >= LEAST_READINGS and sum(under) >= settings.min_persistence_fraction * len(under)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,7 @@ class Side:
 
     @property
     def bits_per_s(self) -> float:
-        return sum(link.bits_per_s * link.busy_fraction for link in self.links) / self.busy_fraction
+        return sum(link.sent_bits_per_s * link.busy_fraction for link in self.links) / self.busy_fraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,7 @@ def slow_link(
         # (an exchange for most of which the link is idle waits for something else)
         if split and busy_s < settings.most_fraction * exchange_s:
             continue
-        cost_s = busy_s * (1.0 - side.fastest.bits_per_s / found.usual_bits_per_s)
+        cost_s = busy_s * max(0.0, 1.0 - side.bits_per_s / found.usual_bits_per_s)
         if cost_s >= settings.min_gain_fraction * step_s:
             readings = [use for link in side.links for use in link.readings]
             again_per_s = sum(use.again for use in readings) * 1e9 / sum(u.end_ns - u.begin_ns for u in readings)
@@ -159,13 +164,16 @@ def _among_peers(links: Sequence[Link], settings: Settings) -> Iterator[_Found]:
             sides[link.pair[1], "receive"].append(link)
     every = [Side(*about, tuple(its)) for about, its in sides.items()]
     slow = defaultdict[str, list[tuple[Side, float]]](list)
+    held_up = Counter[str]()
     for side in every:
         peers = [other for other in every if other.direction == side.direction and other.host != side.host]
-        if peers:
-            least = SLOW_FRACTION * median_high(other.fastest.bits_per_s for other in peers)
-            if side.fastest.is_under(least, settings):
-                slow[side.host].append((side, median_high(other.bits_per_s for other in peers)))
-    whole = {host: its for host, its in slow.items() if len(its) > 1}
+        if not peers:
+            continue
+        if side.fastest.is_under(SLOW_FRACTION * median_high(other.fastest.bits_per_s for other in peers), settings):
+            slow[side.host].append((side, median_high(other.bits_per_s for other in peers)))
+        usual = median_high(other.fastest.sent_bits_per_s for other in peers)
+        held_up[side.host] += side.fastest.sent_bits_per_s < SLOW_FRACTION * usual
+    whole = {host: its for host, its in slow.items() if held_up[host] > 1}
     whole = whole or {host: its for host, its in slow.items() if len(its[0][0].links) > 1 or not its[0][0].peer}
     for host, its in whole.items():
         (side, usual), *_ = sorted(its, key=lambda one: one[0].fastest.bits_per_s)

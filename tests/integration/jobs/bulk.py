@@ -27,10 +27,10 @@ def main() -> None:
                 with monitor.stage("backward"):
                     loss.backward()
                     average_gradients(model)
+                    ends = torch.tensor(float(dist.get_rank() == 0 and Path(sys.argv[1]).exists()))
+                    dist.broadcast(ends, 0)
                 with monitor.stage("optimizer"):
                     descend(model)
-                ends = torch.tensor(float(dist.get_rank() == 0 and Path(sys.argv[1]).exists()))
-                dist.broadcast(ends, 0)
             if ends:
                 break
     os._exit(0)
