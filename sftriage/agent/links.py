@@ -216,7 +216,8 @@ class LinkReader:
         of_pair = defaultdict(list)
         for inode, use in now.items():
             # What is sent to an address of this host takes no link.
-            if (last := before.get(inode)) is None or use.peer in here or ip_address(use.peer).is_loopback:
+            last = before.get(inode)
+            if last is None or last.acked_bytes == use.acked_bytes or use.peer in here:
                 continue
             counted = ("again", "acked_bytes", "busy_us")
             of_pair[use.address, use.peer].append(

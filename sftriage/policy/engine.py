@@ -93,7 +93,7 @@ def decide(
     cohort first, and in a stall all other ranks. ``losses`` are what stragglers have cost since the run began, this
     window included.
     """
-    due, state = _regressions_due(policies.rules, verdict, opened(state, now_s), now_s)
+    due, state = _due_on_job(policies.rules, verdict, opened(state, now_s), now_s)
     suspect = verdict.suspects[0] if verdict.suspects else None
     found = losses.of(suspect) if suspect is not None else None
     cost_hours = 0.0 if found is None else found.rank_hours
@@ -211,7 +211,7 @@ class _Case:
         if verdict.label != "needs_evidence":
             return self.decision("hold", Why("no_rank_named"))
         # Rules on the job against itself only observe: the first that matches is put on record.
-        rule = next(iter(_regression_rules(self.policies.rules, verdict)), None)
+        rule = next(iter(_rules_on_job(self.policies.rules, verdict)), None)
         split: Parameters = {"split": True} if verdict.numbers.get("split") else {}
         why = Why("undecided", {"reasons": verdict.reasons, **split})
         # The kernel counts what stopped a process or its cgroup, whether or not the rank can be named. (Waiting for a
@@ -457,38 +457,38 @@ def _is_long(lasted: Lasted, wanted: Lasting) -> bool:
     return lasted.steps >= wanted.steps if wanted.steps else lasted.seconds >= wanted.seconds
 
 
-def _regression_rules(rules: Sequence[Rule], verdict: Verdict) -> tuple[Rule, ...]:
-    found = verdict.regression
-    if found is None:
-        return ()
-    gain_s = found.fraction * found.best_step_s
+def _rules_on_job(rules: Sequence[Rule], verdict: Verdict) -> tuple[Rule, ...]:
+    """The rules on a reason that match: the job is slower than its best, or a link between its hosts is slow."""
+    found, link = verdict.regression, verdict.link
+    gains: dict[str, tuple[float, float, Sequence[str]]] = {}
+    if found is not None:
+        gains["regressed"] = found.fraction, found.fraction * found.best_step_s, found.stages
+    if link is not None:
+        gains["slow_link"] = link.cost_s / verdict.step_s, link.cost_s, verdict.sync
     return tuple(
         rule
         for rule in rules
-        if rule.match.reason == "regressed"
-        and rule.reached(found.fraction, gain_s)
-        and (not rule.match.stage or not set(rule.match.stage).isdisjoint(found.stages))
+        if (gain := gains.get(rule.match.reason or "")) is not None
+        and rule.reached(*gain[:2])
+        and (not rule.match.stage or not set(rule.match.stage).isdisjoint(gain[2]))
     )
 
 
-def _regressions_due(
-    rules: Sequence[Rule], verdict: Verdict, state: State, now_s: float
-) -> tuple[tuple[str, ...], State]:
-    """The rules whose notifications of a regression are due, and the state after them.
+def _due_on_job(rules: Sequence[Rule], verdict: Verdict, state: State, now_s: float) -> tuple[tuple[str, ...], State]:
+    """The rules on a reason whose notifications are due, and the state after them.
 
-    A regression is notified at most once in a rule's cooldown, and its end only if its beginning was.
+    The same reason is notified at most once in a rule's cooldown, and a regression's end only if its beginning was.
     """
-    due = [rule for rule in _regression_rules(rules, verdict) if rule.notify]
-    last_s = state.notified_s
-    if verdict.regression is not None and verdict.regression.until_step is not None:
-        ends = {rule.name: _END.format(rule.name) for rule in due if rule.name in last_s}
-        names = {name: end for name, end in ends.items() if last_s.get(end, -math.inf) < last_s[name]}
-    else:
-        names = {
-            rule.name: rule.name
-            for rule in due
-            if rule.name not in last_s or now_s >= last_s[rule.name] + rule.cooldown_s
-        }
+    last_s, names = state.notified_s, dict[str, str]()
+    ended = verdict.regression is not None and verdict.regression.until_step is not None
+    for rule in _rules_on_job(rules, verdict):
+        known_s = last_s.get(rule.name, -math.inf)
+        if rule.notify and ended and rule.match.reason == "regressed":
+            end = _END.format(rule.name)
+            if last_s.get(end, -math.inf) < known_s:
+                names[rule.name] = end
+        elif rule.notify and now_s >= known_s + rule.cooldown_s:
+            names[rule.name] = rule.name
     if names:
         state = replace(state, notified_s={**last_s, **dict.fromkeys(names.values(), now_s)})
     return tuple(names), state

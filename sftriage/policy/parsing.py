@@ -404,8 +404,8 @@ def _in_rule(rule: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
     label, pattern, captures = match.get("label"), match.get("pattern"), rule.get("capture") is not None
     if label in ("healthy", "needs_evidence"):
         yield ("match", "label"), _idle_label(label, captures, bool(rule.get("notify")))
-    if match.get("reason") == "regressed":
-        yield from _in_regressed(rule, match)
+    if match.get("reason") in ("regressed", "slow_link"):
+        yield from _in_reason(rule, match, str(match["reason"]))
     elif label == "stalled":
         profiler = capture.get("profiler", "auto")
         if captures and profiler in ("torch", "nsys"):
@@ -439,17 +439,16 @@ def _in_rule(rule: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
             yield where, "set either url_from_env or url_from_file"
 
 
-def _in_regressed(rule: dict[str, Any], match: dict[str, Any]) -> Mistakes:
+def _in_reason(rule: dict[str, Any], match: dict[str, Any], reason: str) -> Mistakes:
     if rule.get("capture") is not None:
-        yield ("capture",), "no capture on regressed, because no single rank makes the job slower"
+        yield ("capture",), f"no capture on {reason}, because no single rank makes the job slower"
     if "label" in match:
-        yield ("match", "label"), "no label beside regressed, which matches whatever the label is"
+        yield ("match", "label"), f"no label beside {reason}, which matches whatever the label is"
     for name in ("scope", "pattern", "cost"):
         if match.get(name):
-            about = "it describes the job, not a suspect"
-            yield ("match", name), f"no {name} on regressed: {about}"
+            yield ("match", name), f"no {name} on {reason}: it describes the job, not a suspect"
     if rule.get("for") not in NO_WAIT:
-        yield ("for",), "no `for` on regressed: it is reported once enough steps are slower, see docs/verdicts.md"
+        yield ("for",), f"no `for` on {reason}: it is reported once enough steps are slower, see docs/verdicts.md"
 
 
 def _idle_label(label: str, captures: bool, notifies: bool) -> str:

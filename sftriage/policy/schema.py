@@ -181,9 +181,9 @@ class Match(PolicyModel):
 
     label: Label = "suspect"
     """Label of the verdict: `suspect`, or `stalled`, where the stacks and collectives of all ranks can be captured."""
-    reason: Literal["regressed"] | None = None
+    reason: Literal["regressed", "slow_link"] | None = None
     """Instead of a label, `regressed` matches a job slower than its own best: `gain` is the slowdown, `stage` where it
-    is. Such a rule can only notify."""
+    is. `slow_link` matches a slow link between hosts: `gain` is what it costs. Such a rule can only notify."""
     scope: Listed[Scope] = Field(default=(), max_length=8)
     """Scopes of the suspect: one `rank`, the ranks of a `host` or of a `cohort`, or `all` ranks. Empty: any scope."""
     stage: Listed[fields.Stage] = Field(default=(), max_length=32)

@@ -29,7 +29,7 @@ from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import UsageError
 from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureRequest, Decision, Profiler
-from sftriage.model.verdicts import Clock, Label, Regression, Suspect
+from sftriage.model.verdicts import Clock, Label, Regression, SlowLink, Suspect
 from sftriage.model.windows import OF_INTERPRETER, OTHER, InterpreterCode, ReadCounts, Window
 from sftriage.sinks.stream import Sink, window_of
 from sftriage.verdict.accounting import anchored, on_device
@@ -183,6 +183,9 @@ METRICS: Mapping[str, Mapping[str, str]] = {
         "gauge regression_ratio{scope}": "How much longer a step takes than at the job's best, as a fraction of "
         "that, on all ranks or on some. Absent while it is not slower.",
         "counter regressions{scope}": "How often the job has become slower than its own best.",
+        "gauge link_bits_per_second{host, peer}": "Rate of the slow link that the newest verdict names: of a host, or "
+        "to a peer. Absent while none is slow.",
+        "gauge link_cost_seconds{host, peer}": "What each step would save if that link were as fast as others.",
         "gauge time_seconds{part}": "Where the run's time went so far, by part; the sum is its wall clock.",
         "gauge telemetry_lag_seconds": "Time from the end of the newest window's last step to its verdict.",
         "counter rank_suspect_verdicts{rank, stage}": "Verdicts whose suspect is this rank, or includes it.",
@@ -364,6 +367,7 @@ class Metrics(Sink):
         for label in get_args(Label):
             self._metric("verdict", label).set(label == verdict.label)
         self._suspected(verdict.named)
+        self._linked(verdict.link)
         if verdict.label != "stalled":
             self._compared(verdict.regression, verdict.attempt)
         self._decided(decision)
@@ -389,6 +393,13 @@ class Metrics(Sink):
         for rank in suspect.ranks if self._per_rank else ():
             self._metric("rank_suspect_verdicts", str(rank), stage).inc()
             self._metric("rank_suspect_gain_seconds", str(rank), stage).set(suspect.gain_s)
+
+    def _linked(self, link: SlowLink | None) -> None:
+        for name in ("link_bits_per_second", "link_cost_seconds"):
+            self._metric(name).clear()
+        if link is not None:
+            self._metric("link_bits_per_second", link.host, link.peer).set(link.bits_per_s)
+            self._metric("link_cost_seconds", link.host, link.peer).set(link.cost_s)
 
     def _compared(self, found: Regression | None, attempt: int) -> None:
         self._metric("regression_ratio").clear()

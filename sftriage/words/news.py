@@ -48,9 +48,10 @@ def news_of(verdict: Verdict, decision: Decision) -> News:
     # (a slowdown by one named rank is no news beside that rank)
     alike = regression is not None and regression.until_step is None and (regression.scope == "all" or not first)
     slower = regression.kind if regression is not None and alike else None
+    link = () if verdict.link is None else (verdict.link.host, verdict.link.peer)
     return News(
         urgency_of(verdict, decision),
-        (verdict.label, named, slower, verdict.reasons if verdict.label == "stalled" else ()),
+        (verdict.label, named, slower, verdict.reasons if verdict.label == "stalled" else (), *link),
         decision.time_s,
         verdict.first_step,
         verdict.last_step,
@@ -76,6 +77,8 @@ def urgency_of(verdict: Verdict, decision: Decision) -> Urgency:
         if verdict.suspects[0].pattern == "one-off":
             return "now" if verdict.suspects[0].gain_s >= ONE_OFF_S else "never"
         return "lasting" if decision.reason in ("contended", "descheduled") else "now"
+    if verdict.link is not None:
+        return "now"
     numbers = verdict.numbers
     slight = _EXCESS_REASONS.issuperset(verdict.reasons) and all(
         name in numbers and threshold in numbers and numbers[name] < numbers[threshold] for name, threshold in _OVER
