@@ -222,38 +222,38 @@ def peers_of(verdict: Verdict, window: Window | None, ranks: Iterable[int] = ())
     return tuple(able[at] for at in order)
 
 
-LINKS_S = 10.0
-"""Links are read once a second or less: a short window has readings from before it as well."""
-KEPT_LINKS_S = 60.0
+LINKS_S, KEPT_LINKS = 10.0, 1 << 16
+"""Links are read once a second or less: a short window also has readings from these seconds before its end."""
 
 
 class LinkUses:
     """What the hosts sent each other of late, with the names of the hosts whose addresses they sent to."""
 
     def __init__(self) -> None:
-        self._kept: deque[LinkUse] = deque()
+        self._kept = deque[LinkUse](maxlen=KEPT_LINKS)
         self._hosts: dict[str, str] = {}
+        self._last_ns: dict[tuple[str, str, str], int] = {}
 
     def add(self, sent: Sequence[LinkUse]) -> None:
-        known = set(self._kept) if sent else ()
+        """Take readings; parts of a message repeat them."""
         for use in sent:
-            self._hosts[use.address] = use.host
-            if use not in known:
+            link = use.host, use.address, use.peer
+            if use.end_ns > self._last_ns.get(link, 0):
+                self._last_ns[link], self._hosts[use.address] = use.end_ns, use.host
                 self._kept.append(use)
-        newest_ns = max((use.end_ns for use in self._kept), default=0)
-        while self._kept and self._kept[0].end_ns < newest_ns - KEPT_LINKS_S * 1e9:
-            self._kept.popleft()
 
     def of(self, spans: Mapping[int, events.Span]) -> tuple[LinkUse, ...]:
-        """Those between hosts of the job, in some steps, or the last seconds before their end."""
+        """Those between hosts of the job in some steps, and in the seconds before."""
         if not self._kept or not spans:
             return ()
         end_ns = max(span.end_ns for span in spans.values())
         begin_ns = min(min(span.start_ns for span in spans.values()), end_ns - LINKS_S * 1e9)
+        while self._kept and self._kept[0].end_ns <= begin_ns:
+            self._kept.popleft()
         return tuple(
             replace(use, peer=self._hosts.get(use.peer, ""))
             for use in self._kept
-            if use.begin_ns < end_ns and use.end_ns > begin_ns and (not use.peer or use.peer in self._hosts)
+            if use.begin_ns < end_ns and (not use.peer or use.peer in self._hosts)
         )
 
 

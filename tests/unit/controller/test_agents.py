@@ -15,7 +15,7 @@ from sftriage.controller.controller import Controller
 from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest, Reproduced
 from sftriage.model.events import CauseFound
 from sftriage.model.verdicts import Suspect, Verdict
-from sftriage.model.windows import StageSchema, Window
+from sftriage.model.windows import LinkUse, StageSchema, Window
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.trainer.monitor import Monitor
 from sftriage.verdict.accounting import known_medians
@@ -50,6 +50,19 @@ def test_ranks_of_two_hosts_share_windows_however_many_rows_arrive_at_once():
     assert [window.first_step for window in windows] == list(range(0, 40, 4))
     assert all(np.isfinite(window.durations_NRS).all() for window in windows)
     assert (windows[-1].hosts, windows[-1].cohorts) == (("a", "b"), ("pp0", "pp1"))
+
+
+def test_a_window_has_what_the_hosts_sent_each_other_in_its_steps_once():
+    # GIVEN rows of two hosts with what they sent: to each other, to a host that is none of the job's, and by RDMA
+    begin_ns, second_ns = int(of_two(count=1).steps.start_ns_B[0]), 10**9
+    use = LinkUse("a", "10.0.0.1", "10.0.0.2", begin_ns, begin_ns + second_ns, 1000, 0.5)
+    back = replace(use, host="b", address="10.0.0.2", peer="10.0.0.1")
+    port, elsewhere = replace(use, address="mlx5_0/1", peer=""), replace(use, peer="10.9.9.9")
+    late = replace(use, begin_ns=10**18, end_ns=10**18 + second_ns)
+    sent = [replace(of_two(count=2), links=(use, port, elsewhere, late)), replace(of_two(2, 2), links=(use, back))]
+    # WHEN they make a window THEN it has them once, by the names of the hosts, as far as they are of the job
+    (window,) = WindowAssembly(SHAPE).add(sent)
+    assert window.links == (replace(use, peer="b"), port, replace(back, peer="a"))
 
 
 def test_a_generation_ends_when_the_next_begins():

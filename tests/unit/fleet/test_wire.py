@@ -36,7 +36,7 @@ from sftriage.model.captures import CaptureRequest, CaptureResult, Report, Trigg
 from sftriage.model.ends import HostEnds, RankEnd
 from sftriage.model.events import Place
 from sftriage.model.hangs import Call, GroupCalls, RankEvidence, SourceLine, ThreadEvidence, Wait, WorkerEvidence
-from sftriage.model.windows import COUNTERS, GpuFindings, ReadCounts, StageSchema
+from sftriage.model.windows import COUNTERS, GpuFindings, LinkUse, ReadCounts, StageSchema
 from sftriage.trainer.layout import MAX_COUNT
 from sftriage.windows.decoding import (
     DURATIONS,
@@ -102,6 +102,9 @@ ENDS = HostEnds(
 )
 
 
+LINK = LinkUse("node-a", "10.0.0.1", "10.0.0.2", 1, 2, 3, 0.5, 6, 7e9, 1e10)
+
+
 @st.composite
 def shipments(draw):
     some = []
@@ -118,6 +121,7 @@ def shipments(draw):
             device_steps=draw(st.none() | step_arrays(schema, ranks)),
             device_over=tuple(draw(st.lists(st.sampled_from(ranks), unique=True))),
             wall_ns=draw(st.integers(-(2**61), 2**61)),
+            links=draw(st.sampled_from([(), (LINK,)])),
         )
         some.append(made)
     result = CaptureResult("c-1", 1, "stored", draw(NAMES), 3, 4, 5, {"run": 0.5}, {"mono_ns": 7})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.model.verdicts import Regression
+from sftriage.model.verdicts import Regression, SlowLink
 from sftriage.policy.engine import decide
 from sftriage.policy.state import State
 from sftriage.words.decisions import reason_sentence, resolution
@@ -205,6 +205,21 @@ def test_a_regression_notifies_once_per_cooldown_and_captures_nothing():
     # AND notified again after the cooldown, while it lasts
     assert decide(regressed(), policy, state, NOW + 599)[0].notify == ()
     assert decide(regressed(), policy, state, NOW + 600)[0].notify == ("slower",)
+
+
+def test_a_slow_link_is_held_and_notifies_once_per_cooldown_if_it_costs_enough():
+    # GIVEN a rule on slow links that cost 10 ms, and one that would capture any suspect
+    match = {"reason": "slow_link", "gain": ">= 10ms"}
+    policy = make_policy({**TELLING, "name": "link", "match": match}, {"name": "any", "match": {}, "capture": {}})
+    link = SlowLink("node-b", "", "send", 2e8, 9e9, "peers", 0.02)
+    slow = replace(make_verdict("needs_evidence", reasons=("slow_link",)), link=link)
+    # WHEN a window has one THEN it is held for that, and notified once
+    decision, state = decide(slow, policy, State(), NOW)
+    assert (decision.outcome, decision.rule, decision.notify) == ("hold", "link", ("link",))
+    assert decision.parameters["reasons"] == ("slow_link",)
+    assert decide(slow, policy, state, NOW + 599)[0].notify == ()
+    # AND not if it costs less
+    assert decide(replace(slow, link=replace(link, cost_s=0.009)), policy, State(), NOW)[0].notify == ()
 
 
 def test_the_end_of_a_regression_notifies_if_its_beginning_did():

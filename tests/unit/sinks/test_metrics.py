@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from sftriage.model import events
 from sftriage.model.captures import CaptureRequest, CaptureResult, Decision, ManualRequest, Reproduced
-from sftriage.model.verdicts import Regression, Suspect, Verdict
+from sftriage.model.verdicts import Regression, SlowLink, Suspect, Verdict
 from sftriage.model.windows import JobStatus, RankStatus, ReadCounts, StageSchema, Window
 from sftriage.sinks.metrics import ALL_LOCAL, MAX_SUSPECT_LABELS, METRICS, Metrics, StepTally
 from sftriage.verdict.accounting import anchored
@@ -207,6 +207,12 @@ def recovered(*, over) -> events.DiskRecovered:
     return events.DiskRecovered(time_s=9.0, since_s=1.0, problem="full", over=over, lost={"windows": 12})
 
 
+def linked(link) -> events.WindowJudged:
+    one = judged("needs_evidence", reasons=["slow_link"])
+    return events.WindowJudged(replace(one.verdict, link=link), one.decision)
+
+
+SLOW_LINK, LINK = SlowLink("node-b", "", "send", 2e8, 9e9, "peers", 0.02), "link_bits_per_second host=node-b peer="
 STALLED, ALL_BEST = judged("stalled", outcome="hold"), "regressions_total scope=all"
 SUSPECTED = judged("suspect", [suspect()], outcome="ignore")
 EVERYWHERE = judged("suspect", [suspect(None, "host", (2, 3))], outcome="ignore")
@@ -262,6 +268,10 @@ AS_IT_GOES = {
     "steps that are not there lower the coverage": [
         after(judged(), with_a_gap()),
         {"coverage_ratio": 1 - 5 / 80, "steps_total": 15, "incomplete_steps_total": 5},
+    ],
+    "a link is slow, and no longer": [
+        *([linked(SLOW_LINK)], {LINK: 2e8, "link_cost_seconds host=node-b peer=": 0.02}),
+        *([judged()], {LINK: None}),
     ],
     "a job is slower than its own best, once, stays so over a stall, and is as good again": [
         *([], {ALL_BEST: 0}, [compared(0.21), compared(0.25)], {ALL_BEST: 1}),
