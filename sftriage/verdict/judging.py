@@ -429,8 +429,8 @@ def _with_link(verdict: Verdict, window: Window, evidence: WindowEvidence, best:
     first = verdict.suspects[0] if verdict.label == "suspect" else None
     if first is not None and first.is_single and first.gain_s >= evidence.settings.most_fraction * link.cost_s:
         return verdict
-    # (what all ranks share is the time that they wait for it)
-    return replace(verdict, label="needs_evidence", reasons=("slow_link",))
+    # (smaller candidates may wait for the link themselves)
+    return replace(verdict, label="needs_evidence", reasons=("slow_link",), suspects=())
 
 
 def _lost(verdict: Verdict, evidence: WindowEvidence, named: Suspect | None, counted_step: int) -> Lost | None:

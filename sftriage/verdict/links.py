@@ -191,12 +191,12 @@ def _between_two(links: Sequence[Link], best: Rates, settings: Settings) -> Iter
         side = Side(link.pair[0], "send", (link,))
         reverse = max((other.bits_per_s for other in links if other is not link), default=0.0)
         speed = max(use.speed_bits_per_s for use in link.readings)
-        against: tuple[tuple[float, float, Against], ...] = (
+        past: tuple[tuple[float, float, Against], ...] = (
             (SLOW_FRACTION, reverse, "reverse"),
             (SLOW_ALONE_FRACTION, best.get(link.pair, 0.0), "before"),
-            (INTERFACE_FRACTION, speed, "interface"),
         )
-        for fraction, usual, code in against:
+        interface: tuple[float, float, Against] = (INTERFACE_FRACTION, speed, "interface")
+        for fraction, usual, code in (*sorted(past, key=lambda one: -one[1]), interface):
             if link.is_under(fraction * usual, settings):
                 slow.append(_Found(*link.pair, "send", side, usual, code))
                 break

@@ -495,6 +495,7 @@ EXCESS: tuple[tuple[str, str, str, Unit], ...] = (
     ("single_gain_s", "time that one rank or host alone adds to a step", "min_gain_s", "s"),
     ("late_excess_s", "how much later than usual the last rank arrives", "min_lateness_s", "s"),
     ("shared_excess_s", "how much longer than usual the step is for all ranks alike", "min_group_s", "s"),
+    ("link_cost_s", "time that a slow link between hosts adds to a step", "min_gain_s", "s"),
 )
 AGAINST_ITSELF: tuple[tuple[str, str, str, Unit], ...] = (
     ("over_best_fraction", "how much slower than its own best the job is now", "min_over_best_fraction", "fraction"),
@@ -556,6 +557,8 @@ def _changes(verdict: Verdict, checks: tuple[Check, ...]) -> tuple[str, ...]:
         return ("judged if no capture had run in it",)
     if verdict.reasons == ("regressed",):
         return ("healthy once its steps are as fast as the job's best again",)
+    if verdict.reasons == ("slow_link",):
+        return ("judged by its ranks alone once that link is as fast as the others",)
     missed = [check.what for check in of_first if not check.met]
     if verdict.label == "healthy":
         found = [check.what for check in of_excess[1:] if not check.met]

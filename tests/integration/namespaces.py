@@ -140,6 +140,12 @@ class Hosts:
         found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout
         kill(*{*map(int, found.split())}.difference(init))
 
+    def pids(self, number: int, of: str) -> list[int]:
+        """The processes of a host with a word in their command."""
+        found = subprocess.run(["ip", "netns", "pids", self.names[number]], capture_output=True, text=True, check=True)
+        commands = ((pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in map(int, found.stdout.split()))
+        return [pid for pid, command in commands if of.encode() in command]
+
     def end(self) -> None:
         for number in range(len(self.names)):
             self.kill(number)

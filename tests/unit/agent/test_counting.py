@@ -38,7 +38,7 @@ from sftriage.trainer.layout import COUNTERS_MAGIC, OpenFile, find_rings
 from sftriage.windows.decoding import UNKNOWN
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.rings import Ring
-from tests.integration.processes import wait_until
+from tests.integration.processes import limited_cgroup, wait_until
 from tests.scenario import info_of, kept_of, run_at
 from tests.unit.agent.test_agent import train
 
@@ -388,22 +388,8 @@ def test_a_stopped_process_is_detected(spinning):
 
 @pytest.fixture
 def limited():
-    """A real cgroup that may run for a tenth of the time."""
-    first, second = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
-    cgroup = (first if first.is_dir() else second) / f"sftriage-test-{os.getpid()}"
-    name, quota = ("cpu.cfs_quota_us", "10000") if first.is_dir() else ("cpu.max", "10000 100000")
-    try:
-        cgroup.mkdir()
-        (cgroup / name).write_text(quota)
-    except OSError as error:
-        pytest.skip(f"no cgroup can be made here: {error}")
-    yield cgroup
-    # (what has just been killed leaves it in a moment)
-    until_s = time.monotonic() + 20.0
-    while cgroup.exists() and time.monotonic() < until_s:
-        with contextlib.suppress(OSError):
-            cgroup.rmdir()
-        time.sleep(0.01)
+    with limited_cgroup() as cgroup:
+        yield cgroup
 
 
 def test_a_throttled_process_is_detected(limited, spinning, monkeypatch):
