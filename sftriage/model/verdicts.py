@@ -152,7 +152,7 @@ class SlowLink:
     bits_per_s: float
     usual_bits_per_s: float
     against: Against
-    cost_s: float
+    cost_s: float = 0.0
     again_per_s: float = 0.0
 
 

@@ -95,16 +95,8 @@ class Side:
         return sum(link.sent_bits_per_s * link.busy_fraction for link in self.links) / self.busy_fraction
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A slow link, before its cost is known; ``side`` is its slower one."""
-
-    host: str
-    peer: str
-    direction: Direction
-    side: Side
-    usual_bits_per_s: float
-    against: Against
+_Found: TypeAlias = "tuple[SlowLink, Side]"
+"""A slow link before its cost is known, and its slower side."""
 
 
 def bulk_links(uses: Iterable[LinkUse]) -> list[Link]:
@@ -140,8 +132,7 @@ def slow_link(
     links = bulk_links(uses)
     two = len({host for link in links for host in link.pair}) == 2 and all(link.pair[1] for link in links)
     slow = []
-    for found in _between_two(links, best, settings) if two else _among_peers(links, settings):
-        side = found.side
+    for found, side in _between_two(links, best, settings) if two else _among_peers(links, settings):
         busy_s = min(step_s * side.busy_fraction, exchange_s)
         # (an exchange for most of which the link is idle waits for something else)
         if split and busy_s < settings.most_fraction * exchange_s:
@@ -149,9 +140,8 @@ def slow_link(
         cost_s = busy_s * max(0.0, 1.0 - side.bits_per_s / found.usual_bits_per_s)
         if cost_s >= settings.min_gain_fraction * step_s:
             readings = [use for link in side.links for use in link.readings]
-            again_per_s = sum(use.again for use in readings) * 1e9 / sum(u.end_ns - u.begin_ns for u in readings)
-            about = found.host, found.peer, found.direction, side.bits_per_s, found.usual_bits_per_s, found.against
-            slow.append(SlowLink(*about, cost_s, again_per_s))
+            seconds = sum(use.end_ns - use.begin_ns for use in readings) / 1e9 / len(side.links)
+            slow.append(replace(found, cost_s=cost_s, again_per_s=sum(use.again for use in readings) / seconds))
     return max(slow, key=lambda link: link.cost_s, default=None)
 
 
@@ -178,10 +168,11 @@ def _among_peers(links: Sequence[Link], settings: Settings) -> Iterator[_Found]:
     for host, its in whole.items():
         (side, usual), *_ = sorted(its, key=lambda one: one[0].fastest.bits_per_s)
         apart = len(its) == 1 or side.fastest.bits_per_s < APART_FRACTION * max(s.fastest.bits_per_s for s, _ in its)
-        yield _Found(host, "", side.direction if apart and side.peer else "both", side, usual, "peers")
+        direction: Direction = side.direction if apart and side.peer else "both"
+        yield SlowLink(host, "", direction, side.bits_per_s, usual, "peers"), side
     if not whole:
         for (side, usual), *_ in slow.values():
-            yield _Found(*side.fastest.pair, "send", side, usual, "peers")
+            yield SlowLink(*side.fastest.pair, "send", side.bits_per_s, usual, "peers"), side
 
 
 def _between_two(links: Sequence[Link], best: Rates, settings: Settings) -> Iterator[_Found]:
@@ -198,9 +189,9 @@ def _between_two(links: Sequence[Link], best: Rates, settings: Settings) -> Iter
         interface: tuple[float, float, Against] = (INTERFACE_FRACTION, speed, "interface")
         for fraction, usual, code in (*sorted(past, key=lambda one: -one[1]), interface):
             if link.is_under(fraction * usual, settings):
-                slow.append(_Found(*link.pair, "send", side, usual, code))
+                slow.append((SlowLink(*link.pair, "send", side.bits_per_s, usual, code), side))
                 break
-    slow.sort(key=lambda one: one.side.bits_per_s)
-    if len(slow) > 1 and slow[0].side.bits_per_s >= APART_FRACTION * slow[1].side.bits_per_s:
-        slow[0] = replace(slow[0], direction="both")
-    yield from slow[:1]
+    slow.sort(key=lambda one: one[0].bits_per_s)
+    for found, side in slow[:1]:
+        apart = len(slow) == 1 or found.bits_per_s < APART_FRACTION * slow[1][0].bits_per_s
+        yield found if apart else replace(found, direction="both"), side
