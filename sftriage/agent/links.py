@@ -30,8 +30,6 @@ HOLDERS_NS = 10_000_000_000
 """How often to look which sockets the ranks hold, where there are unknown ones."""
 LEAST_BYTES, MAX_PAIRS = 65536, 64
 """A pair of addresses with less between two readings is left out, as are the smallest beyond so many."""
-SMOOTHED = 0.2
-"""Weight of the newest sample of how many sockets of a pair are busy at once."""
 ANSWER_S = 1.0
 
 INFINIBAND = Path("/sys/class/infiniband")
@@ -52,8 +50,8 @@ the receiver's window was closed."""
 class SocketUse:
     """One socket: segments in flight, and sent again; bytes acknowledged; time with data that the peer takes.
 
-    ``delivered_per_s`` is the kernel's last estimate of the bytes that the path takes; 0 if that is of a small message
-    after an exchange, which may have passed in one piece.
+    ``delivered_per_s`` is the kernel's last estimate of the bytes that the path takes. ``at_rest`` it may be too high: that
+    of a small message after an exchange, which passed in one piece.
     """
 
     address: bytes
@@ -63,6 +61,7 @@ class SocketUse:
     acked_bytes: int
     busy_us: int
     delivered_per_s: int
+    at_rest: bool
 
     @classmethod
     def of(cls, message: bytes) -> SocketUse | None:
@@ -73,9 +72,9 @@ class SocketUse:
             if kind == _INFO and length >= _ATTRIBUTE.size + _TCP_INFO.size:
                 found = _TCP_INFO.unpack_from(message, at + _ATTRIBUTE.size)
                 flags, in_flight, again, acked, delivered_per_s, busy_us, closed_us = found
-                shown = delivered_per_s if in_flight or not flags & 1 else 0
+                at_rest = bool(flags & 1) and not in_flight
                 address, peer = message[8 : 8 + width], message[24 : 24 + width]
-                return cls(address, peer, in_flight, again, acked, busy_us - closed_us, shown)
+                return cls(address, peer, in_flight, again, acked, busy_us - closed_us, delivered_per_s, at_rest)
             at += max(length + 3 & ~3, _ATTRIBUTE.size)
         return None
 
@@ -151,6 +150,21 @@ def text_of(address: bytes) -> str:
     return str(getattr(found, "ipv4_mapped", None) or found)
 
 
+def use_of(host: str, some: Sequence[SocketUse], took_s: float, begin_ns: int, end_ns: int) -> LinkUse:
+    """The sockets of a pair of addresses together: they share the link, and their time counts once."""
+    bulk = [use for use in some if use.acked_bytes >= LEAST_BYTES]
+    in_flight = sum(use.delivered_per_s for use in bulk if use.in_flight)
+    address, peer = map(text_of, (some[0].address, some[0].peer))
+    return LinkUse(
+        *(host, address, peer, begin_ns, end_ns, sum(use.acked_bytes for use in some)),
+        busy_s=min(took_s, max(use.busy_us for use in some) / 1e6),
+        again=sum(use.again for use in some),
+        delivered_bits_per_s=8.0 * (in_flight or max((use.delivered_per_s for use in bulk), default=0)),
+        at_rest=all(use.at_rest for use in bulk),
+        speed_bits_per_s=speed_of(address),
+    )
+
+
 class LinkReader:
     """Reads what the ranks of this host have sent to others since the last reading, at most once a second.
 
@@ -166,8 +180,6 @@ class LinkReader:
         self._processes: frozenset[Process] = frozenset()
         self._ours: set[int] | None = set()
         self._others: set[int] = set()
-        # How many sockets of a pair are busy at once.
-        self._at_once: dict[tuple[bytes, bytes], float] = {}
 
     def read(self, ranks: Sequence[RingInfo]) -> tuple[LinkUse, ...]:
         """What the ranks with these rings sent; nothing if it is not known, or a reading is not due."""
@@ -187,15 +199,15 @@ class LinkReader:
             return ()
         host, took_s = ranks[0].host, (now_ns - begin_ns) / 1e9
         found = [
-            self._use(host, pair, some, took_s, begin_at_ns, at_ns)
-            for pair, some in of_pair.items()
+            use_of(host, some, took_s, begin_at_ns, at_ns)
+            for some in of_pair.values()
             if sum(use.acked_bytes for use in some) >= LEAST_BYTES
         ]
         for name, (sent, bits_per_s) in self._ports.items():
             sent -= before.get(name, (sent, 0.0))[0]
             if sent >= LEAST_BYTES and bits_per_s > 0.0:
                 busy_s = min(took_s, 8 * sent / bits_per_s)
-                found.append(LinkUse(host, name, "", begin_at_ns, at_ns, sent, busy_s, 0, bits_per_s, bits_per_s))
+                found.append(LinkUse(host, name, "", begin_at_ns, at_ns, sent, busy_s, 0, bits_per_s, at_rest=False))
         return tuple(sorted(found, key=lambda use: -use.sent_bytes)[:MAX_PAIRS])
 
     def _read_sockets(self, processes: frozenset[Process], now_ns: int) -> dict[tuple[bytes, bytes], list[SocketUse]]:
@@ -224,21 +236,3 @@ class LinkReader:
                 replace(use, **{name: max(0, getattr(use, name) - getattr(last, name)) for name in counted})
             )
         return of_pair
-
-    def _use(
-        self, host: str, pair: tuple[bytes, bytes], some: list[SocketUse], took_s: float, begin_ns: int, end_ns: int
-    ) -> LinkUse:
-        """A pair's sockets together. If several are busy at once, they share the link, and their time counts once."""
-        bulk = [use for use in some if use.acked_bytes >= LEAST_BYTES]
-        in_flight = [use.delivered_per_s for use in bulk if use.in_flight]
-        known = self._at_once.get(pair, 1.0)
-        at_once = self._at_once[pair] = known + SMOOTHED * (len(in_flight) - known) if in_flight else known
-        busy_s, longest_s = (of(use.busy_us for use in some) / 1e6 for of in (sum, max))
-        address, peer = map(text_of, pair)
-        return LinkUse(
-            *(host, address, peer, begin_ns, end_ns, sum(use.acked_bytes for use in some)),
-            busy_s=min(took_s, max(longest_s, busy_s / max(1.0, at_once))),
-            again=sum(use.again for use in some),
-            delivered_bits_per_s=8.0 * (sum(in_flight) or max((use.delivered_per_s for use in bulk), default=0)),
-            speed_bits_per_s=speed_of(address),
-        )

@@ -251,8 +251,8 @@ class LinkUse:
 
     ``address`` is their own, ``peer`` that of the other host, and then its name; "" for an RDMA port, which is used for
     all of them. Sending ``sent_bytes`` took ``busy_s``, without the time in which the receiver read nothing. ``again``
-    counts segments sent again. By the kernel's last estimate the path takes ``delivered_bits_per_s``, and the interface
-    has ``speed_bits_per_s``; 0 if unknown. Times are of the host's clock, since the epoch.
+    counts segments sent again. By the kernel's last estimate the path takes ``delivered_bits_per_s``, or less if it was
+    ``at_rest``. The interface has ``speed_bits_per_s``, 0 if unknown. Times are of the host's clock, since the epoch.
     """
 
     host: str
@@ -264,6 +264,7 @@ class LinkUse:
     busy_s: float
     again: int = 0
     delivered_bits_per_s: float = 0.0
+    at_rest: bool = True
     speed_bits_per_s: float = 0.0
 
     @property

@@ -65,7 +65,7 @@ class Link:
 
     def is_under(self, bits_per_s: float, settings: Settings) -> bool:
         """Whether it is slower than a rate in most readings that show what its path takes."""
-        under = [use.bits_per_s < bits_per_s for use in self.readings if use.delivered_bits_per_s]
+        under = [use.bits_per_s < bits_per_s for use in self.readings if not use.at_rest or use.bits_per_s < bits_per_s]
         return len(under) >= LEAST_READINGS and sum(under) >= settings.min_persistence_fraction * len(under)
 
 

@@ -102,7 +102,7 @@ ENDS = HostEnds(
 )
 
 
-LINK = LinkUse("node-a", "10.0.0.1", "10.0.0.2", 1, 2, 3, 0.5, 6, 7e9, 1e10)
+LINK = LinkUse("node-a", "10.0.0.1", "10.0.0.2", 1, 2, 3, 0.5, 6, 7e9, False, 1e10)
 
 
 @st.composite

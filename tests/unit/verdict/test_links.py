@@ -21,7 +21,7 @@ FAST, SLOW = 8e9, 200e6
 
 def uses(host, peer, bits_per_s, busy, n=6, **about):
     """A link's readings, one a second, in each of which it is busy for a part of the time."""
-    about = {"delivered_bits_per_s": bits_per_s} | about
+    about = {"delivered_bits_per_s": bits_per_s, "at_rest": False} | about
     return tuple(
         LinkUse(host, f"of {host}", peer, at * 10**9, (at + 1) * 10**9, int(bits_per_s * busy / 8), busy, **about)
         for at in range(n)
@@ -33,7 +33,8 @@ SENDS = uses("b", "c", SLOW, 0.9) + uses("a", "b", 2 * SLOW, 0.5, delivered_bits
 RECEIVES = uses("a", "b", SLOW, 0.9) + uses("b", "c", 2 * SLOW, 0.5) + uses("c", "a", FAST, 0.1)
 SHORT_QUEUE = uses("b", "c", SLOW, 0.9) + uses("a", "b", FAST, 0.1) + uses("c", "a", FAST, 0.1)
 STARVED = tuple(replace(use, delivered_bits_per_s=FAST) for use in SENDS)
-UNKNOWN = tuple(replace(use, delivered_bits_per_s=0.0) for use in SENDS)
+UNKNOWN = tuple(replace(use, at_rest=True) for use in STARVED)
+AT_REST = SENDS[:3] + tuple(replace(use, delivered_bits_per_s=FAST, at_rest=True) for use in SENDS[3:6]) + SENDS[6:]
 TO_ALL = (("a", "b"), ("a", "c"), ("b", "a"), ("b", "c"), ("c", "a"), ("c", "b"))
 MESH_SENDS, MESH_RECEIVES = (
     sum((uses(*pair, SLOW / 2, 0.8) if pair[at] == "c" else uses(*pair, FAST, 0.01) for pair in TO_ALL), ())
@@ -56,6 +57,7 @@ STORE = uses("a", "b", 1e6, 0.9)
         (SHORT_QUEUE, {}, ("b", "c", "send", "peers")),
         (STARVED, {}, None),
         (UNKNOWN, {}, None),
+        (AT_REST, {}, ("b", "", "send", "peers")),
         (MESH_SENDS, {}, ("c", "", "send", "peers")),
         (MESH_RECEIVES, {}, ("c", "", "receive", "peers")),
         (PORTS, {}, ("c", "", "both", "peers")),
@@ -74,6 +76,7 @@ STORE = uses("a", "b", 1e6, 0.9)
         "only one link is slow",
         "the path takes more, but the hosts wait for CPUs",
         "what the path takes is not known",
+        "small messages passed in one piece in half of the readings",
         "all to all, and a host sends slowly",
         "all to all, and a host receives slowly",
         "an RDMA port at a quarter of the rate",
