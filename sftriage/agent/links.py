@@ -50,8 +50,8 @@ the receiver's window was closed."""
 class SocketUse:
     """One socket: segments in flight, and sent again; bytes acknowledged; time with data that the peer takes.
 
-    ``delivered_per_s`` is the kernel's last estimate of the bytes that the path takes. ``at_rest`` it may be too high: that
-    of a small message after an exchange, which passed in one piece.
+    ``delivered_per_s`` is the kernel's last estimate of the bytes that the path takes. ``at_rest`` it may be too high:
+    that of a small message after an exchange, which passed in one piece.
     """
 
     address: bytes
