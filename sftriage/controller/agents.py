@@ -353,8 +353,8 @@ class Corroboration:
         """Request evidence for a verdict; a newer verdict replaces it."""
         if verdict.suspects and (verdict.label == "suspect" or (of_undecided and verdict.label == "needs_evidence")):
             self._wanted = verdict
-        suspect, under_way = verdict.named, self._compared is not None and self._compared[0].attempt == verdict.attempt
-        if suspect is None or suspect.pattern == "one-off" or under_way:
+        suspect, before = verdict.named, self._compared
+        if suspect is None or suspect.pattern == "one-off" or (before and before[0].attempt == verdict.attempt):
             return
         if self._tries[verdict.attempt, suspect.identity] >= TRIES:
             return
@@ -379,14 +379,8 @@ class Corroboration:
         found = differences(suspect, [facts[rank] for rank in ranks if rank in facts], [facts[rank] for rank in peers])
         if not found:
             return None
-        event = events.DifferencesFound(
-            time_s=now_s,
-            attempt=verdict.attempt,
-            who=subject(suspect),
-            ranks=ranks,
-            peers=peers,
-            differences=found,
-        )
+        about = verdict.attempt, subject(suspect), ranks, peers, found
+        event = events.DifferencesFound(now_s, *about)
         self.differing |= {rank: difference_lines(event) for rank in ranks}
         return event
 

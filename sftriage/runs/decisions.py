@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.errors import InputError, UsageError
 from sftriage.model import captures, events
-from sftriage.model.verdicts import Clock, Label, Pattern, Regression, Suspect, Verdict
+from sftriage.model.verdicts import Clock, Label, Pattern, Regression, Verdict
 from sftriage.model.windows import plain
 from sftriage.policy.state import AddedLoss, Losses, same_trouble, suspect_key
 from sftriage.runs.directory import RunDirectory, read_info
@@ -554,18 +554,16 @@ def remedies_by(directory: RunDirectory, window: events.WindowJudged) -> list[ev
     return list({remedy.switch: remedy for remedy in tried if remedy.time_s <= window.decision.time_s}.values())
 
 
-def differences_in(
-    notes: Iterable[object], attempt: int, suspect: Suspect | NamedSuspect | None
-) -> events.DifferencesFound | None:
-    """What differs between a suspect of an attempt and its peers, as it was found last."""
-    about = None if suspect is None else (attempt, suspect.ranks[: events.MAX_COMPARED])
+def differences_in(notes: Iterable[object], judged: WindowRow | Verdict) -> events.DifferencesFound | None:
+    """What differs between the first suspect and its peers, as it was found last."""
+    about = [(judged.attempt, suspect.ranks[: events.MAX_COMPARED]) for suspect in judged.suspects[:1]]
     found = (note for note in notes if isinstance(note, events.DifferencesFound))
-    return next((note for note in reversed([*found]) if (note.attempt, note.ranks) == about), None)
+    return next((note for note in reversed([*found]) if (note.attempt, note.ranks) in about), None)
 
 
 def differences_of(directory: RunDirectory, verdict: Verdict) -> events.DifferencesFound | None:
-    """The same of the suspect that a verdict on a run names."""
-    return differences_in(read_journal(directory.decisions), verdict.attempt, verdict.named)
+    """The same of a window of a run."""
+    return differences_in(read_journal(directory.decisions), verdict)
 
 
 def _unwritten(directory: RunDirectory, record: Sequence[events.Event], step: int) -> str | None:

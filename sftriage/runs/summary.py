@@ -221,7 +221,7 @@ class RunSummary:
         causes = [cause for cause in found if cause is not None and cause.code != "unknown"]
         self.cause = causes[0] if causes and self.named else None
         if self.named and decisive.label == "suspect":
-            self.differences = differences_in(view.notes, decisive.attempt, decisive.suspects[0])
+            self.differences = differences_in(view.notes, decisive)
         if decisive.label == "stalled":
             self._judge_hang(decisive)
         self.answers = (

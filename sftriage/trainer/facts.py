@@ -14,7 +14,6 @@ import os
 import platform
 import re
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -54,9 +53,9 @@ _POLICIES = {os.SCHED_OTHER: "other", os.SCHED_FIFO: "fifo", os.SCHED_RR: "rr", 
 def answer() -> dict[str, Fact]:
     """The facts of this process: bounded in number and size, and ready for JSON."""
     found: dict[str, Fact] = {}
-    for read in _PARTS:
+    for part in (_single, _environment, _objects):
         with suppress(Exception):
-            for name, value in read():
+            for name, value in part():
                 if isinstance(value, str):
                     found[name] = printable(value[:MAX_VALUE])
                 elif isinstance(value, int | float) and abs(value) < MAX_NUMBER:
@@ -93,7 +92,7 @@ def _objects() -> Iterator[tuple[str, object]]:
     groups = [attribute(found, "param_groups") for found in known if id(type(found)) in optimizers]
     tensors = (tensor for some in groups if isinstance(some, list) for group in some for tensor in group["params"])
     with _torch()._C.DisableTorchFunctionSubclass():
-        yield "parameter_types", _joined(_type(tensor.dtype) for tensor in islice(tensors, MAX_PARAMETERS))
+        yield "parameter_types", _joined(str(tensor.dtype)[6:] for tensor in islice(tensors, MAX_PARAMETERS))
 
 
 def _known(wanted: frozenset[int]) -> list[object]:
@@ -148,12 +147,7 @@ def _joined(values: Iterable[Fact]) -> Fact | None:
 
 
 def _torch() -> Any:
-    """Torch; raises KeyError where it is not imported."""
     return sys.modules["torch"]
-
-
-def _type(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _cpu_limit() -> float | None:
@@ -174,28 +168,16 @@ def _memory_limit_bytes() -> int | None:
 
 
 def _cgroups() -> list[Path]:
-    """The cgroups of this process, and those around them."""
     return [each for folder in cgroups(Path("/proc/self")) for each in (folder, *folder.parents)][:MAX_CGROUPS]
-
-
-def _processor() -> str | None:
-    with Path("/proc/cpuinfo").open("rb", buffering=0) as file:
-        found = re.search(rb"model name\s*:\s*(.+)", file.read(4096))
-    return None if found is None else found[1].decode("ascii", "replace").strip()
 
 
 def _traced_by() -> str | None:
     """What follows the calls or lines of the program, or records its operations."""
     monitoring: Any = getattr(sys, "monitoring", None)
     tools = [monitoring.get_tool(number) for number in range(6)] if monitoring is not None else []
-    traced = any(frame.f_trace is not None for frame in _frames())
-    hooks = {
-        "sys.settrace": traced or threading.gettrace() is not None,
-        "sys.setprofile": threading.getprofile() is not None,
-        "tracemalloc": getattr(sys.modules.get("tracemalloc"), "is_tracing", bool)(),
-        "torch.profiler": GUARD.of_job,
-    }
-    return ", ".join([*filter(None, tools), *(name for name, on in hooks.items() if on)]) or None
+    tools += ["sys.settrace"] * any(frame.f_trace is not None for frame in _frames())
+    tools += ["tracemalloc"] * getattr(sys.modules.get("tracemalloc"), "is_tracing", bool)()
+    return ", ".join(filter(None, [*tools, "torch.profiler" if GUARD.of_job else ""])) or None
 
 
 _FACTS: Mapping[str, Callable[[], object]] = {
@@ -204,10 +186,9 @@ _FACTS: Mapping[str, Callable[[], object]] = {
     "memory_limit_bytes": _memory_limit_bytes,
     "nice": lambda: os.getpriority(os.PRIO_PROCESS, os.getpid()),
     "scheduling": lambda: _POLICIES.get(os.sched_getscheduler(os.getpid()), "idle"),
-    "processor": _processor,
     "torch_threads": lambda: _torch().get_num_threads(),
     "interop_threads": lambda: _torch().get_num_interop_threads(),
-    "default_type": lambda: _type(_torch().get_default_dtype()),
+    "default_type": lambda: str(_torch().get_default_dtype())[6:],
     "matmul_precision": lambda: _torch().get_float32_matmul_precision(),
     "deterministic": lambda: _torch().are_deterministic_algorithms_enabled(),
     "cudnn_benchmark": lambda: _torch()._C._get_cudnn_benchmark(),
@@ -221,4 +202,3 @@ _FACTS: Mapping[str, Callable[[], object]] = {
     "numpy": lambda: sys.modules["numpy"].__version__,
     "kernel": lambda: os.uname().release,
 }
-_PARTS = (_single, _environment, _objects)

@@ -22,17 +22,16 @@ MEASURED = frozenset({"gpu_clock_mhz"})
 MEASURED_FRACTION = 0.1
 """Facts that vary by themselves, and by how much they do."""
 
-_WORK = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+_WORK = ("num_workers", "batch_size", "prefetch_factor", "persistent_workers", "pin_memory")
 _TYPES = ("parameter_types", "default_type", "matmul_precision", "deterministic", "cudnn_benchmark", "detect_anomaly")
-_CPUS = ("cpu_limit", "cores", "nice", "scheduling", "governor", "memory_limit_bytes", "processor")
+_CPUS = ("cpu_limit", "cores", "nice", "scheduling", "memory_limit_bytes")
 _THREADS = ("torch_threads", "interop_threads", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _GPUS = ("gpu", "gpu_clock_mhz", "gpu_limited_by", "gpu_power_limit_watts")
 _PYTHON = ("traced_by", "gc")
-_VERSIONS = ("torch", "cuda", "nccl", "numpy", "python", "kernel")
 
-_OF_DATA = (*_WORK, *_CPUS, *_THREADS, *_PYTHON, *_TYPES, *_GPUS, *_VERSIONS)
-_OF_COMPUTE = (*_TYPES, "batch_size", *_GPUS, *_THREADS, *_CPUS, *_PYTHON, *_WORK[1:], *_VERSIONS)
-_OF_STARVED = (*_CPUS, *_THREADS, *_WORK, *_PYTHON, *_TYPES, *_GPUS, *_VERSIONS)
+_OF_DATA = (*_WORK, *_CPUS, *_THREADS, *_PYTHON, *_TYPES, *_GPUS, "torch")
+_OF_COMPUTE = (*_TYPES, "batch_size", *_GPUS, *_THREADS, *_CPUS, *_PYTHON, "torch", "cuda")
+_OF_STARVED = (*_CPUS, *_THREADS, *_WORK, *_PYTHON)
 """Facts by how likely they explain a slow ``data``, a slow other stage, and a rank that waits for CPUs or memory."""
 
 _NEED_NOT_BE = frozenset({"cpu_limit", "memory_limit_bytes", "traced_by", "gpu_limited_by"})
@@ -51,12 +50,9 @@ def differences(suspect: Suspect, its: Sequence[Facts], peers: Sequence[Facts]) 
         names -= {*_WORK, *_TYPES}
     found = [each for name in names if (each := _difference(name, its, peers)) is not None]
     order: tuple[str, ...] = _OF_DATA if suspect.stage == "data" else _OF_COMPUTE
-    if suspect.by_system is not None:
-        order = _OF_STARVED
-    if suspect.interpreter is not None:
-        order = (*_PYTHON, *(name for name in order if name not in _PYTHON))
-    place = {name: at for at, name in enumerate(order)}
-    return tuple(sorted(found, key=lambda each: (place.get(each.name, len(order)), each.name))[:MAX_DIFFERENCES])
+    order = _OF_STARVED if suspect.by_system is not None else order
+    order = (*_PYTHON * (suspect.interpreter is not None), *order, *sorted(names.difference(order)))
+    return tuple(sorted(found, key=lambda each: order.index(each.name))[:MAX_DIFFERENCES])
 
 
 def _difference(name: str, its: Sequence[Facts], peers: Sequence[Facts]) -> Difference | None:
