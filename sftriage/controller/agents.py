@@ -327,7 +327,7 @@ class DesiredCaptures:
 
 
 MAX_PEERS, TRIES = 16, 3
-"""Peers with which a suspect is compared, and how often if not all of them answer."""
+"""Peers with which a suspect is compared, and how often if too few of them answer."""
 
 
 @dataclass(slots=True)
@@ -373,9 +373,9 @@ class Corroboration:
             return None
         self._compared = None
         facts = {rank.rank: rank.facts for rank in evidence if rank.facts}
-        answered = facts.keys() >= {*ranks, *peers}
-        self._tries[verdict.attempt, suspect.identity] += TRIES if answered else 1
-        peers = tuple(rank for rank in peers if rank in facts)
+        asked, peers = len(peers), tuple(rank for rank in peers if rank in facts)
+        enough = facts.keys() >= {*ranks} and 2 * len(peers) >= asked
+        self._tries[verdict.attempt, suspect.identity] += TRIES if enough else 1
         found = differences(suspect, [facts[rank] for rank in ranks if rank in facts], [facts[rank] for rank in peers])
         if not found:
             return None

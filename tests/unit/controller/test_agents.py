@@ -10,10 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.agent.reading import RankRings
-from sftriage.controller.agents import EXPIRES_S, DesiredCaptures, WindowAssembly, peers_of, resume_state
+from sftriage.controller.agents import (
+    EXPIRES_S,
+    TRIES,
+    Corroboration,
+    DesiredCaptures,
+    WindowAssembly,
+    peers_of,
+    resume_state,
+)
 from sftriage.controller.controller import Controller
 from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest, Reproduced
 from sftriage.model.events import CauseFound
+from sftriage.model.hangs import RankEvidence
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import LinkUse, StageSchema, Window
 from sftriage.runs.journal import Journal, read_journal
@@ -192,6 +201,58 @@ def test_peers_do_the_same_work(suspects, local_R, refined, peers):
 
 def test_without_a_window_peers_are_in_rank_order():
     assert peers_of(suspecting(1), None, [3, 1, 0]) == (0, 3)
+
+
+class Answering:
+    """A fleet whose ranks report facts, each query after one more turn; `silent` ones do not."""
+
+    def __init__(self, silent=()):
+        self.queries, self.silent, self._ready = [], silent, False
+
+    def hang_evidence(self, token, detail):
+        self._ready = not self._ready
+        if self._ready:
+            self.queries.append((token, detail))
+            return None
+        facts = {rank: {"num_workers": 1 if rank == 0 else 4} for rank in detail if rank not in self.silent}
+        return tuple(RankEvidence(rank, "node-a", 1, facts=facts.get(rank, {})) for rank in (*detail, 99))
+
+
+def compared(fleet, corroboration, verdict, windows=4):
+    """What is found while windows with this verdict follow each other, in each turn."""
+    found = []
+    for first in range(windows):
+        corroboration.want(replace(verdict, first_step=first), slow_window([0.5, 0.1, 0.1, 0.1]), of_undecided=False)
+        found += filter(None, [corroboration.compare(fleet, 1.0)])
+    return found
+
+
+def test_a_suspect_is_compared_once_in_an_attempt_and_a_newer_window_does_not_restart_that():
+    fleet, corroboration = Answering(), Corroboration()
+    (found,) = compared(fleet, corroboration, suspecting(0))
+    assert fleet.queries == [("facts-0-0", (0, 1, 2, 3))]
+    assert (found.ranks, found.peers, found.differences[0].name) == ((0,), (1, 2, 3), "num_workers")
+    assert corroboration.remarks_on(0) == ("1 loader worker, the other ranks have 4",)
+    # AND once more in the next attempt, and another suspect, which is like its peers but one
+    assert len(compared(fleet, corroboration, replace(suspecting(0), attempt=1))) == 1
+    assert compared(fleet, corroboration, suspecting(1)) == []
+    assert len(fleet.queries) == 3
+
+
+@pytest.mark.parametrize("pattern", ["one-off", "chronic"])
+@pytest.mark.parametrize("label", ["suspect", "needs_evidence"])
+def test_what_has_passed_or_is_not_named_is_not_compared(label, pattern):
+    fleet, verdict = Answering(), suspecting(0)
+    verdict = replace(verdict, label=label, suspects=(replace(verdict.suspects[0], pattern=pattern),))
+    compared(fleet, Corroboration(), verdict)
+    assert bool(fleet.queries) == (label == "suspect" and pattern == "chronic")
+
+
+@pytest.mark.parametrize(("silent", "n_found", "queries"), [((3,), 1, 1), ((0,), 0, TRIES), ((1, 2, 3), 0, TRIES)])
+def test_ranks_are_asked_again_a_few_times_if_too_few_answer(silent, n_found, queries):
+    fleet = Answering(silent)
+    assert len(compared(fleet, Corroboration(), suspecting(0), windows=20)) == n_found
+    assert len(fleet.queries) == queries
 
 
 VALUES = st.floats(0, 1e3) | st.just(float("nan"))
