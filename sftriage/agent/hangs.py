@@ -320,12 +320,8 @@ def gathered(rings: RankRings, directory: Path, token: str, detail: Collection[i
     end_s = began_s + ANSWER_S
     newest = max((info.attempt for info in rings.infos), default=0)
     infos = sorted((info for info in rings.infos if info.attempt == newest), key=attrgetter("rank"))
-    if token.startswith(FACTS):
-        ranks = [_requested(directory, info, rings, token) for info in infos if info.rank in detail]
-    else:
-        words = {True: HANG_DETAIL_TOKEN, False: HANG_TOKEN}
-        asked = [(info, info.rank in detail) for info in infos]
-        ranks = [_requested(directory, info, rings, f"{words[more]} {token}", more) for info, more in asked]
+    infos = [info for info in infos if info.rank in detail or not token.startswith(FACTS)]
+    ranks = [_requested(directory, info, rings, token, info.rank in detail) for info in infos]
     with contextlib.closing(_Dumps()) as dumps:
         silent = False
         while True:
@@ -345,7 +341,10 @@ def gathered(rings: RankRings, directory: Path, token: str, detail: Collection[i
     return tuple(rank.evidence(now[rank.info.rank]) for rank in ranks if rank.info.rank in now)
 
 
-def _requested(directory: Path, info: RingInfo, rings: RankRings, line: str, detailed: bool = False) -> _Rank:
+def _requested(directory: Path, info: RingInfo, rings: RankRings, token: str, detailed: bool) -> _Rank:
+    line = f"{HANG_DETAIL_TOKEN if detailed else HANG_TOKEN} {token}"
+    if token.startswith(FACTS):
+        line, detailed = token, False
     kernel, visible = kernel_state(info, rings.stat)
     rank = _Rank(info, detailed, kernel, info.pid if visible else 0)
     try:

@@ -17,30 +17,18 @@ PHRASES: Mapping[str, str] = {
     "interop_threads": "# inter-op thread",
     "cores": "# CPU core",
     "batch_size": "batches of {}",
-    "prefetch_factor": "prefetch_factor {}",
-    "persistent_workers": "persistent workers {}",
-    "pin_memory": "pinned memory {}",
     "parameter_types": "{} parameters",
-    "default_type": "default type {}",
-    "matmul_precision": "float32 matmul precision {}",
     "deterministic": "deterministic algorithms {}",
     "cudnn_benchmark": "cudnn.benchmark {}",
-    "detect_anomaly": "anomaly detection {}",
     "cpu_limit": "CPU limit {}",
     "memory_limit_bytes": "memory limit {}",
-    "scheduling": "scheduling class {}",
     "gpu_clock_mhz": "GPU clock {} MHz",
     "gpu_power_limit_watts": "GPU power limit {} W",
     "gpu_limited_by": "GPU clock limited by {}",
-    "gpu": "GPU {}",
     "traced_by": "traced by {}",
     "gc": "garbage collection {}",
-    "cuda": "CUDA {}",
-    "nccl": "NCCL {}",
-    "numpy": "NumPy {}",
-    "python": "Python {}",
 }
-"""A fact with its value, or with a count (#). Of others, the name is the phrase."""
+"""A fact with its value, or with a count (#). Of others, the name says what it is."""
 
 
 def difference_lines(found: DifferencesFound) -> list[str]:
@@ -58,7 +46,8 @@ def _line(found: Difference, peers: int) -> str:
     if found.alike == peers:
         others = "the other rank has" if peers == 1 else "the other ranks have"
     name, value, shown = found.name, found.value, _shown(found.name, found.value)
-    phrase = PHRASES.get(name, f"{name}{'=' if name.isupper() and value is not None else ' '}{{}}")
+    known_as = name if name.isupper() else name.replace("_", " ")
+    phrase = PHRASES.get(name, f"{known_as}{'=' if name.isupper() and value is not None else ' '}{{}}")
     mine = phrase.replace("{}", shown)
     if phrase.startswith("# "):
         mine = counted(value, phrase[2:]) if isinstance(value, int) else f"{shown} {phrase[2:]}s"

@@ -19,7 +19,7 @@ from sftriage.kube.jobs import JobRef
 from sftriage.kube.objects import MAX_CAPTURES, MAX_HOLDS, capture_of, condition
 from sftriage.kube.statuses import KnownCapture, capture_status, report_status
 from sftriage.model.captures import CaptureResult, CaptureState
-from sftriage.model.events import CostMeasured, RemedyChanged
+from sftriage.model.events import CostMeasured, Difference, DifferencesFound, RemedyChanged
 from sftriage.policy.in_force import find, shipped
 from sftriage.policy.parsing import PolicyError, parse
 from sftriage.policy.schema import TriagePolicy
@@ -347,6 +347,12 @@ def test_GIVEN_a_hang_THEN_the_report_has_its_reason_and_the_next_step(tmp_path)
     assert status.captures[0].cause == SENTENCE
     healthy = condition({"status": plain}, "Healthy")
     assert (healthy.status, healthy.message) == ("False", f"Stalled. {SENTENCE}")
+
+
+def test_GIVEN_a_suspect_that_differs_THEN_the_report_says_in_what():
+    differing = DifferencesFound(NOW_S, 0, "rank 2", (2,), (0, 1), (Difference("num_workers", 1, 4, 2),))
+    (status, _), (other, _) = (status_of(view(HEALTHY, SLOW, notes=(each,))) for each in (differing, FOUND))
+    assert status.summary == f"{other.summary} What differs on rank 2: 1 loader worker, the other ranks have 4."
 
 
 @pytest.mark.parametrize("case", STANDS.values(), ids=STANDS)

@@ -14,12 +14,22 @@ import urllib3
 from msgspec.structs import replace as replaced
 
 from sftriage.model.captures import Decision, Trigger
-from sftriage.model.events import CauseFound, Departure, JobBroken, PolicyChanged, RemedyChanged, WindowJudged
+from sftriage.model.events import (
+    CauseFound,
+    Departure,
+    Difference,
+    DifferencesFound,
+    JobBroken,
+    PolicyChanged,
+    RemedyChanged,
+    WindowJudged,
+)
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.policy.schema import Rule, Webhook
 from sftriage.sinks import webhooks
 from sftriage.sinks.stream import Stream
 from sftriage.sinks.webhooks import RETRY, Webhooks, decided
+from sftriage.words.run import event_sentence
 from tests.unit.sinks.hooks import DEADLINE_S, hooked
 
 SUSPECT = Suspect("rank", (2,), "data", 0.02, 0.2, 0.9, rank=2)
@@ -449,15 +459,20 @@ def test_later_messages_about_a_suspect_contain_the_cause(make, hook):
 REMEDY = RemedyChanged(1_800_000_020.0, 0, 240, "stragglar", "kept", "helps", 2, "rank 2", "data")
 
 
-def test_a_remedy_follows_the_message_about_its_straggler(make, hook):
-    # GIVEN a message about a suspect WHEN a remedy against it is kept THEN a message says so
+DIFFERENCES = DifferencesFound(1_800_000_001.0, 0, "rank 2", (2,), (0, 1), (Difference("num_workers", 1, 4, 2),))
+
+
+@pytest.mark.parametrize(("event", "kind"), [(REMEDY, "remedy"), (DIFFERENCES, "differences")])
+def test_a_remedy_and_what_differs_follow_the_message_about_the_straggler(make, hook, event, kind):
+    # GIVEN a message about a suspect WHEN more becomes known of it THEN a message says so
     webhooks, RULES["page-me"] = make(), rule("page-me", CLOUD)
     webhooks.take(judged())
     sent = hook.next()[2]
-    webhooks.take(REMEDY)
+    webhooks.take(event)
     webhooks.close()
     after = hook.next()[2]
-    assert (after["type"], after["subject"]) == ("dev.sftriage.remedy", sent["subject"])
+    assert (after["type"], after["subject"]) == (f"dev.sftriage.{kind}", sent["subject"])
+    assert after["data"][kind]["says"] == event_sentence(event)
     assert after["data"]["decision_id"] == sent["id"]
 
 
@@ -513,6 +528,7 @@ def test_a_job_that_ends_early_is_critical_where_a_rule_notifies_of_stalls(make,
 
 NO_MESSAGE = {
     "a remedy for another rank": ([judged()], replaced(REMEDY, rank=3)),
+    "what differs on another rank": ([judged()], replaced(DIFFERENCES, ranks=(3,))),
     "a cause that is not known": ([judged()], replaced(CAUSE, code="unknown")),
     "a suspect without a message": ([judged(notify=())], CAUSE),
     "another suspect": ([judged(suspects=(replace(SUSPECT, ranks=(3,)),))], CAUSE),

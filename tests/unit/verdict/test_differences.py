@@ -132,7 +132,7 @@ def test_differences_are_few_short_and_of_both_sides_whatever_the_facts(its, pee
         (Difference("LD_PRELOAD", "/{}", None, 3), 3, "LD_PRELOAD=/{}, the other ranks have it not set"),
         (Difference("cpu_limit", 0.5, None, 3), 3, "CPU limit 0.5, the other ranks have none"),
         (Difference("memory_limit_bytes", None, 8 << 30, 3), 3, "memory limit none, the other ranks have 8.0 GiB"),
-        (Difference("detect_anomaly", True, False, 3), 3, "anomaly detection on, the other ranks have it off"),
+        (Difference("detect_anomaly", True, False, 3), 3, "detect anomaly on, the other ranks have it off"),
         (Difference("gpu_clock_mhz", 1200.0, 1980.0, 3), 3, "GPU clock 1,200 MHz, the other ranks have 1,980"),
         (Difference("kernel", "5.15", "6.1", 3), 3, "kernel 5.15, the other ranks have 6.1"),
     ],
