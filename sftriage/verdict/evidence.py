@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sftriage.model.events import JobPaused
-from sftriage.model.verdicts import Settings, Suspect
+from sftriage.model.verdicts import Settings, SlowLink, Suspect
 from sftriage.model.windows import StageSchema, Window
 from sftriage.verdict import sequential, whatif
 from sftriage.verdict.accounting import (
@@ -173,6 +173,7 @@ class Past:
         paused: the pauses that the last window was the first to show.
         rest, rest_ranks: the state of the ranks that recorded the last window, where some did not.
         best_rates: the highest rates of the links between hosts.
+        link: the slow link that the last window showed.
     """
 
     baseline: whatif.Baseline = field(default_factory=whatif.Baseline)
@@ -194,6 +195,7 @@ class Past:
     rest: Past | None = None
     rest_ranks: tuple[int, ...] = ()
     best_rates: Rates = field(default_factory=dict)
+    link: SlowLink | None = None
 
 
 class PairHistory(NamedTuple):

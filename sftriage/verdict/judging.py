@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from sftriage.model.captures import Reproduced, Trigger
-from sftriage.model.verdicts import UNDECIDED, Label, Lost, Settings, Suspect, Verdict
+from sftriage.model.verdicts import UNDECIDED, Label, Lost, Settings, SlowLink, Suspect, Verdict
 from sftriage.model.windows import Window
 from sftriage.verdict.accounting import (
     Accounting,
@@ -29,7 +29,7 @@ from sftriage.verdict.accounting import (
 )
 from sftriage.verdict.candidates import Candidate
 from sftriage.verdict.evidence import Past, WindowEvidence, is_named, resumed, with_next
-from sftriage.verdict.links import Rates, best_rates, slow_link
+from sftriage.verdict.links import best_rates, slow_link
 from sftriage.verdict.regression import advanced, of_suspect, pauses, with_regression
 from sftriage.verdict.units import stage_of, with_system
 from sftriage.verdict.whatif import JITTER_RANKS, learned, replay, replayed, roles_of
@@ -410,27 +410,32 @@ def _judge(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Pas
     verdict = replace(verdict, lost=_lost(verdict, evidence, named, past.counted_step))
     counted_step = past.counted_step if verdict.lost is None else window.last_step
     after = replace(past, device=after) if on_device else after
-    verdict = _with_link(verdict, window, evidence, past.best_rates)
+    verdict, link = _with_link(verdict, window, evidence, past)
     rates = best_rates(window.links, past.best_rates) if window.links else past.best_rates
     paused = pauses(evidence.measures, settings, before.own_best.next_step, window.attempt)
-    return verdict, replace(after, counted_step=counted_step, paused=paused, best_rates=rates)
+    return verdict, replace(after, counted_step=counted_step, paused=paused, best_rates=rates, link=link)
 
 
-def _with_link(verdict: Verdict, window: Window, evidence: WindowEvidence, best: Rates) -> Verdict:
-    """The verdict with a slow link, if there is one: why it is held, unless a rank or host costs about as much."""
+def _with_link(
+    verdict: Verdict, window: Window, evidence: WindowEvidence, past: Past
+) -> tuple[Verdict, SlowLink | None]:
+    """The verdict with a slow link that two windows in a row show, and the one that this window shows.
+
+    It is why the verdict is held, unless a rank or host costs about as much.
+    """
     if not window.links or not UNDECIDED.isdisjoint(verdict.reasons):
-        return verdict
+        return verdict, None
+    step_s, exchange_s = evidence.exposed_s, float(evidence.like.typical.sync_S.sum())
     split = bool(verdict.numbers.get("split"))
-    exchange_s = float(evidence.like.typical.sync_S.sum())
-    link = slow_link(window.links, evidence.exposed_s, exchange_s, best, evidence.settings, split=split)
-    if link is None:
-        return verdict
+    link = slow_link(window.links, step_s, exchange_s, past.best_rates, evidence.settings, split=split)
+    if link is None or past.link is None or (past.link.host, past.link.peer) != (link.host, link.peer):
+        return verdict, link
     verdict = replace(verdict, link=link, numbers={**verdict.numbers, "link_cost_s": link.cost_s})
     first = verdict.suspects[0] if verdict.label == "suspect" else None
     if first is not None and first.is_single and first.gain_s >= evidence.settings.most_fraction * link.cost_s:
-        return verdict
+        return verdict, link
     # (smaller candidates may wait for the link themselves)
-    return replace(verdict, label="needs_evidence", reasons=("slow_link",), suspects=())
+    return replace(verdict, label="needs_evidence", reasons=("slow_link",), suspects=()), link
 
 
 def _lost(verdict: Verdict, evidence: WindowEvidence, named: Suspect | None, counted_step: int) -> Lost | None:

@@ -27,7 +27,8 @@ messages."""
 SLOW_FRACTION = 0.5
 """A link with less than this part of its peers' rate is slow."""
 SLOW_ALONE_FRACTION = 0.25
-"""The same where it has no peers, but only its own past: rates of a shared machine differ by this much."""
+"""The same where less shows it: of two hosts, its own past; of more, only one link of a host. Rates on a shared machine
+differ by this much."""
 APART_FRACTION = 0.8
 """A direction with less than this part of the other one's rate is the slow one."""
 INTERFACE_FRACTION = 0.1
@@ -154,15 +155,20 @@ def _among_peers(links: Sequence[Link], settings: Settings) -> Iterator[_Found]:
             sides[link.pair[1], "receive"].append(link)
     every = [Side(*about, tuple(its)) for about, its in sides.items()]
     slow = defaultdict[str, list[tuple[Side, float]]](list)
+    alone = list[tuple[Side, float]]()
     held_up = Counter[str]()
     for side in every:
         peers = [other for other in every if other.direction == side.direction and other.host != side.host]
         if not peers:
             continue
-        if side.fastest.is_under(SLOW_FRACTION * median_high(other.fastest.bits_per_s for other in peers), settings):
-            slow[side.host].append((side, median_high(other.bits_per_s for other in peers)))
-        usual = median_high(other.fastest.sent_bits_per_s for other in peers)
-        held_up[side.host] += side.fastest.sent_bits_per_s < SLOW_FRACTION * usual
+        takes = median_high(other.fastest.bits_per_s for other in peers)
+        usual = median_high(other.bits_per_s for other in peers)
+        if side.fastest.is_under(SLOW_FRACTION * takes, settings):
+            slow[side.host].append((side, usual))
+            if side.fastest.is_under(SLOW_ALONE_FRACTION * takes, settings):
+                alone.append((side, usual))
+        sends = median_high(other.fastest.sent_bits_per_s for other in peers)
+        held_up[side.host] += side.fastest.sent_bits_per_s < SLOW_FRACTION * sends
     whole = {host: its for host, its in slow.items() if held_up[host] > 1}
     whole = whole or {host: its for host, its in slow.items() if len(its[0][0].links) > 1 or not its[0][0].peer}
     for host, its in whole.items():
@@ -171,7 +177,7 @@ def _among_peers(links: Sequence[Link], settings: Settings) -> Iterator[_Found]:
         direction: Direction = side.direction if apart and side.peer else "both"
         yield SlowLink(host, "", direction, side.bits_per_s, usual, "peers"), side
     if not whole:
-        for (side, usual), *_ in slow.values():
+        for side, usual in alone:
             yield SlowLink(*side.fastest.pair, "send", side.bits_per_s, usual, "peers"), side
 
 
