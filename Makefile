@@ -22,6 +22,9 @@ MITIGATE := $(wildcard tests/integration/test_mitigate_*.py)
 ALONE := tests/integration/test_descheduled.py
 FLOOD := tests/integration/test_hub_hostile.py::test_a_flood_is_dropped_and_counted_and_the_job_is_judged_on
 
+# What would keep one process busy at the end, while the others wait.
+LONGEST := tests/unit/test_library.py $(addprefix tests/integration/,test_demo.py test_stalled.py trainer/test_processes.py)
+
 # Custom resources on a real API server (tests/integration/kube.py says which).
 KUBE := $(wildcard tests/integration/test_kube_*.py)
 
@@ -36,7 +39,7 @@ demo: $(VENV)/.demo
 
 # (those that take long come first)
 test: $(VENV)/.dev
-	$(PYTEST) -n 4 tests/integration tests/simulated tests/unit $(addprefix --ignore=,$(HOSTS) $(AUTO) $(MITIGATE) $(KUBE) $(ALONE)) $(ARGS)
+	$(PYTEST) -n 4 $(LONGEST) tests/integration tests/simulated tests/unit $(addprefix --ignore=,$(HOSTS) $(AUTO) $(MITIGATE) $(KUBE) $(ALONE)) $(ARGS)
 	$(BIN)/python -m pytest $(ALONE)
 
 test-hosts: $(VENV)/.dev

@@ -24,7 +24,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 gc.disable()
 
-
 JOBS_OF_THEIR_OWN = (
     *("auto_seams", "departures", "full_disk", "hangs", "in_nobodys_way", "killed", "killed_nsys", "local"),
     *(
@@ -40,10 +39,7 @@ JOBS_OF_THEIR_OWN = (
     ),
 )
 """Files of integration tests each of which has a job of its own: these go one by one to whichever process is free."""
-OF_THE_DEMO = ("demo", "mcp", "reduce_real", "ui")
-"""Files whose tests look at one run of the demo."""
-LONGEST = ("test_demo", "test_mcp", "test_reduce_real", "test_ui", "test_stalled", "test_processes", "test_library")
-"""Files that would keep one process busy at the end while the others wait: they come first."""
+OF_THE_DEMO = ("demo", "mcp", "reduce_real", "ui")  # (they look at one run of it)
 
 
 def shared_by(nodeid: str) -> str:
@@ -62,10 +58,6 @@ def pytest_xdist_make_scheduler(config, log):
             return shared_by(nodeid)
 
     return Scheduling(config, log)
-
-
-def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 def pytest_runtest_setup(item):

@@ -14,7 +14,7 @@ import pytest
 from sftriage.policy.in_force import find
 from tests.integration.browsing import browser, page, serve  # noqa: F401 (fixtures)
 from tests.integration.kube import laptop, namespace, server, stored  # noqa: F401 (fixtures)
-from tests.integration.processes import ended, output_of
+from tests.integration.processes import ended, output_of, sftriage_process
 from tests.unit.conftest import sftriage  # noqa: F401 (a fixture)
 
 # Whoever starts pytest in the background of a script has it ignore Ctrl-C, and with it all that it starts.
@@ -71,11 +71,9 @@ def start(environment) -> Iterator[Callable[..., subprocess.Popen]]:
     started: list[subprocess.Popen] = []
 
     def start(*arguments: object, **options: object) -> subprocess.Popen:
-        command = [sys.executable, "-m", "sftriage", *map(str, arguments)]
         options = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-        process = subprocess.Popen(command, **options)
-        started.append(process)
-        return process
+        started.append(sftriage_process(*arguments, **options))
+        return started[-1]
 
     with contextlib.ExitStack() as ending:
         yield start

@@ -4,6 +4,7 @@
 is forked from a process that has imported what DistributedDataParallel and optimizers import when first used.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -39,17 +40,14 @@ class Forked:
     def __init__(
         self, *words: object, env: Mapping[str, str] = os.environ, stderr: int | None = None, text: bool = False
     ) -> None:
-        mode = "" if text else "b"
-        pipes = [os.pipe() for _ in range(3 if stderr is None else 4)]
-        (stdin, self._in), (self._out, stdout), (self._status, status), *errors = pipes
-        theirs = [stdin, stdout, status, *(writing for _, writing in errors)]
-        program = {"words": [*map(str, words)], "env": dict(env), "cwd": str(Path.cwd())}
-        socket.send_fds(_server(), [json.dumps(program).encode()], [*theirs, *([] if errors else [2])])
-        for descriptor in theirs:
+        (stdin, into), (out, stdout), (self._status, status), (errors, err) = (os.pipe() for _ in range(4))
+        program = json.dumps({"words": [*map(str, words)], "env": dict(env), "cwd": str(Path.cwd())})
+        socket.send_fds(_server(), [program.encode()], [stdin, stdout, status, 2 if stderr is None else err])
+        for descriptor in (stdin, stdout, status, err):
             os.close(descriptor)
-        self.stdin: IO[Any] = os.fdopen(self._in, f"w{mode}", -1 if text else 0)
-        self.stdout: IO[Any] = os.fdopen(self._out, f"r{mode}", -1 if text else 0)
-        self.stderr: IO[Any] | None = os.fdopen(errors[0][0], f"r{mode}") if errors else None
+        mode, buffered = ("", -1) if text else ("b", 0)
+        self.stdin: IO[Any] = os.fdopen(into, f"w{mode}", buffered)
+        self.stdout, self.stderr = (os.fdopen(descriptor, f"r{mode}", buffered) for descriptor in (out, errors))
         self.pid = int(os.read(self._status, 16))
         self.returncode: int | None = None
 
@@ -62,10 +60,9 @@ class Forked:
         return self.returncode
 
     def poll(self) -> int | None:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             return self.wait(0.0)
-        except subprocess.TimeoutExpired:
-            return None
+        return None
 
     def send_signal(self, signum: int) -> None:
         if self.poll() is None:
@@ -77,11 +74,8 @@ class Forked:
     def communicate(self, timeout: float | None = None) -> tuple[Any, Any]:
         """Wait for the end of a program that prints little."""
         self.wait(timeout)
-        found = tuple(stream.read() if stream else None for stream in (self.stdout, self.stderr))
-        for stream in (self.stdin, self.stdout, self.stderr):
-            if stream:
-                stream.close()
-        return found  # type: ignore[return-value]
+        with self.stdin, self.stdout, self.stderr:
+            return self.stdout.read(), self.stderr.read()
 
 
 def forked_output(*words: object, env: Mapping[str, str]) -> str:

@@ -19,7 +19,16 @@ from sftriage.traces.store import LocalStore
 from sftriage.trainer.layout import find_rings
 from sftriage.windows.rings import Ring
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, FORKED, SLOW_DATA, TORCHRUN, descendants, kill, wait_until
+from tests.integration.processes import (
+    DEADLINE_S,
+    FORKED,
+    SLOW_DATA,
+    TORCHRUN,
+    descendants,
+    kill,
+    sftriage_process,
+    wait_until,
+)
 from tests.scenario import entries
 
 RANK, STEPS, WARMUP_STEPS = 1, 40, 20
@@ -111,9 +120,7 @@ def jobs(tmp_path: Path, environment: dict[str, str], *options: str) -> Iterator
         command += [*(FORKED if forked else TORCHRUN), 2, *launcher, SLOW_DATA, release]
         # (a file: a pipe would fill up, for what goes on without us writes into it too)
         with (tmp_path / "output").open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "sftriage", *map(str, command)], env=environment, stdout=output, stderr=output
-            )
+            process = sftriage_process(*command, env=environment, stdout=output, stderr=output)
         job = Job(process, RunDirectory(tmp_path / "run"), release)
         made.append(job)
         wait_until(lambda: job.directory.info_file.exists() and len(find_rings(job.rings)) == 2)
@@ -194,8 +201,8 @@ def result_of(job: Job, request_id: str) -> dict:
 
 
 def attached(job: Job, environment: dict[str, str]) -> subprocess.Popen:
-    command = [sys.executable, "-m", "sftriage", "attach", "--run", str(job.directory.path)]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    where = "--run", job.directory.path
+    process = sftriage_process("attach", *where, env=environment, stderr=subprocess.PIPE, text=True)
     job.pids.add(process.pid)
     return process
 

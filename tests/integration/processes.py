@@ -40,6 +40,10 @@ def slowed(rank: int, a_step: int, after: int) -> dict[str, str]:
     }
 
 
+def sftriage_process(*words: object, **options: Any) -> subprocess.Popen[Any]:
+    return subprocess.Popen([sys.executable, "-m", "sftriage", *map(str, words)], **options)
+
+
 def output_of(*command: object, **options: Any) -> str:
     """What a command prints that ends with status 0."""
     options = {"capture_output": True, "text": True, "timeout": DEADLINE_S, **options}
@@ -67,15 +71,15 @@ def is_controller(pid: int) -> bool:
 
 
 def wait_until(what: Callable[[], object], deadline_s: float = DEADLINE_S) -> object:
-    """Wait until something is so; what it gave. Looking takes a quarter of a CPU at most: the job needs it, too."""
-    now_s = time.monotonic()
-    end_s, looked_s = now_s + deadline_s, now_s
-    while not (found := what()):
+    """Wait until something is so; what it gave. Looking takes a tenth of a CPU at most: the job needs it, too."""
+    end_s = time.monotonic() + deadline_s
+    while True:
+        began_s, used_s = time.monotonic(), time.thread_time()
+        if found := what():
+            return found
         now_s = time.monotonic()
         assert now_s < end_s, f"not within {deadline_s} s: {what}"
-        time.sleep(max(0.02, 3 * (now_s - looked_s)))
-        looked_s = time.monotonic()
-    return found
+        time.sleep(max(0.02, now_s - began_s, 9 * (time.thread_time() - used_s)))
 
 
 def kill(*pids: int) -> None:

@@ -18,7 +18,16 @@ from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.liveness import trainers_alive, watcher_of
 from tests.integration.conftest import own_environment
 from tests.integration.killing import POLICY
-from tests.integration.processes import DEADLINE_S, LOOP, descendants, ended, kill, output_of, wait_until
+from tests.integration.processes import (
+    DEADLINE_S,
+    LOOP,
+    descendants,
+    ended,
+    kill,
+    output_of,
+    sftriage_process,
+    wait_until,
+)
 from tests.integration.runs import captures, on_record
 from tests.unit.conftest import run_going_on
 
@@ -27,9 +36,9 @@ from tests.unit.conftest import run_going_on
 def watched(directory: Path, environment: dict[str, str], policy: str) -> Iterator[Path]:
     """A healthy job of two ranks under watch that goes on until this ends; its run directory."""
     (directory / "policy.yaml").write_text(policy, encoding="utf-8")
-    command = [sys.executable, "-m", "sftriage", "run", "--policy", directory / "policy.yaml", "--out"]
-    command += [directory / "run", "--", sys.executable, LOOP, "2", "1000000", "0", "torch"]
-    run = subprocess.Popen([str(word) for word in command], env=environment, stdout=subprocess.DEVNULL)
+    job = [sys.executable, LOOP, 2, 1_000_000, 0, "torch"]
+    command = ["run", "--policy", directory / "policy.yaml", "--out", directory / "run", "--", *job]
+    run = sftriage_process(*command, env=environment, stdout=subprocess.DEVNULL)
     with ended(run):
         wait_until(lambda: list((directory / "run" / "steps").glob("*.steps")))
         yield directory / "run"

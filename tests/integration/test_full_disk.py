@@ -1,8 +1,6 @@
 """A run directory that fills, loses its inodes, or does not answer: the job goes on, and no window is lost."""
 
 import contextlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from sftriage.trainer.layout import find_rings
 from sftriage.windows.rings import Ring
 from tests import needs
 from tests.disks import SmallDisk, served_disk, small_disk
-from tests.integration.processes import DEADLINE_S, FORKED, SLOW_DATA, ended, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, SLOW_DATA, ended, sftriage_process, wait_until
 from tests.integration.runs import on_record
 
 pytest.importorskip("torch")
@@ -41,8 +39,8 @@ def test_a_job_whose_run_directory_takes_nothing_for_a_while_loses_nothing(tmp_p
     release, output = tmp_path / "release", tmp_path / "output"
     with make as disk, output.open("wb") as file:
         run = disk.path / "run"
-        command = [sys.executable, "-m", "sftriage", "run", "--out", run, "--", *FORKED, 2, SLOW_DATA, release]
-        process = subprocess.Popen([*map(str, command)], env=environment, stdout=file, stderr=file)
+        job = *FORKED, 2, SLOW_DATA, release
+        process = sftriage_process("run", "--out", run, "--", *job, env=environment, stdout=file, stderr=file)
         with ended(process):
             for number, (begin, end) in enumerate(troubles, 1):
                 judged = len(windows(run))

@@ -14,7 +14,7 @@ from sftriage.runtime.launcher import FORWARDED
 from tests.disks import served_disk, small_disk
 from tests.integration.hubs import BesideHub
 from tests.integration.killing import POLICY
-from tests.integration.processes import DEADLINE_S, LOOP, ended, wait_until
+from tests.integration.processes import DEADLINE_S, LOOP, ended, sftriage_process, wait_until
 
 STATUS = 3
 BLOCK = "def block(*_, **__):\n    import time\n    while True:\n        time.sleep(60)\n"
@@ -229,9 +229,8 @@ def test_a_run_directory_that_is_removed_is_one_line(tmp_path, environment):
     out, release = tmp_path / "run", tmp_path / "release"
     said = tmp_path / "said"
     job = f"{sys.executable} {LOOP} 2 3000 0; exit {STATUS}"
-    command = [sys.executable, "-m", "sftriage", "run", "--out", out, "--", "sh", "-c", job]
     with said.open("wb") as file:
-        run = subprocess.Popen([*map(str, command)], env=environment, stdout=file, stderr=file)
+        run = sftriage_process("run", "--out", out, "--", "sh", "-c", job, env=environment, stdout=file, stderr=file)
     with ended(run):
         wait_until(lambda: (out / "decisions.jsonl").exists() and (out / "decisions.jsonl").stat().st_size > 0)
         # WHEN its directory is removed THEN that is said, once, and nothing else of it

@@ -24,7 +24,17 @@ from sftriage.windows.gather import Shape
 from tests import needs
 from tests.integration import policies
 from tests.integration.conftest import own_environment
-from tests.integration.processes import DEADLINE_S, FORKED, IN_TURN, LOOP, ROOT, ended, free_port, wait_until
+from tests.integration.processes import (
+    DEADLINE_S,
+    FORKED,
+    IN_TURN,
+    LOOP,
+    ROOT,
+    ended,
+    free_port,
+    sftriage_process,
+    wait_until,
+)
 from tests.integration.runs import captures, verdicts
 from tests.otlp import Receiver
 
@@ -214,18 +224,15 @@ def observed(tmp_path_factory) -> Iterator[Observed]:
     directory = tmp_path_factory.mktemp("observed")
     (directory / "policy.yaml").write_text(POLICY)
     run, port, began_s = directory / "run", free_port(), time.time()
-    command = [sys.executable, "-m", "sftriage", "run", "--metrics-port", port, "--metrics-per-rank", "--otel"]
-    command += ["--policy", directory / "policy.yaml", "--out", run, "--"]
-    command += [*FORKED, 2, IN_TURN, directory, "data:1"]
+    command = ["run", "--metrics-port", port, "--metrics-per-rank", "--otel", "--policy", directory / "policy.yaml"]
+    command += ["--out", run, "--", *FORKED, 2, IN_TURN, directory, "data:1"]
     with contextlib.ExitStack() as stack:
         receiver = stack.enter_context(Receiver())
         url = ""
         if needs.PROMETHEUS:
             url = stack.enter_context(prometheus(f"127.0.0.1:{port}", directory / "prometheus"))
         to = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_SERVICE_NAME": "trainer"}
-        job = subprocess.Popen(
-            [str(word) for word in command], env=own_environment(directory) | to, stderr=subprocess.PIPE, text=True
-        )
+        job = sftriage_process(*command, env=own_environment(directory) | to, stderr=subprocess.PIPE, text=True)
         with ended(job):
             wait_until(lambda: verdicts(run))
             (directory / "next-0").touch()

@@ -1,6 +1,5 @@
 """Traces of real jobs that nobody here made, where they are; and one of a job of our own, against what was recorded."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -15,7 +14,6 @@ from sftriage.reduce.stages import Names, reduce_trace
 from sftriage.reduce.together import read_all, together
 from sftriage.runtime.reducing import account
 from tests import needs
-from tests.integration.processes import DEADLINE_S
 from tests.integration.runs import captures
 
 DATA = Path(os.environ.get("SFTRIAGE_TEST_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
@@ -104,15 +102,12 @@ def test_a_real_trace_without_steps_can_be_cut_by_what_repeats():
     assert "hipFree" in findings.summary
 
 
-def test_a_captured_trace_agrees_with_what_was_recorded(start, demonstrated, tmp_path):
+def test_a_captured_trace_agrees_with_what_was_recorded(sftriage, demonstrated, tmp_path):
     # GIVEN a real job of four ranks in which one becomes slow, and the capture of it
     shutil.copytree(demonstrated.run, tmp_path / "run")
     manifest = next(one for one in captures(tmp_path / "run") if one.capture.rank == 2)
     trace = tmp_path / "run" / "captures" / manifest.capture_id / "trace.json.gz"
-    process = start("reduce", trace, "--against", tmp_path / "run", "--save", "--json")
-    out, err = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, err
-    found = json.loads(out)
+    found = sftriage("reduce", trace, "--against", tmp_path / "run", "--save", "--json").json
     # THEN it agrees with the coarse signal in the stage in question, over the captured steps
     # (of a stage of milliseconds, a busy machine can take a tenth between a mark of the one and of the other)
     (of_rank,) = found["agreement"]["ranks"]
@@ -123,5 +118,4 @@ def test_a_captured_trace_agrees_with_what_was_recorded(start, demonstrated, tmp
     assert (of_rank["rank"], of_rank["stage"]) == (2, "data")
     # AND the findings say what the trace cannot see: the loader slept
     assert found["findings"]["suspect"]["unseen_s"] > 0.15
-    process = start("traces", "show", manifest.capture_id, "--run", tmp_path / "run")
-    assert "found       data took" in process.communicate(timeout=DEADLINE_S)[0]
+    assert "found       data took" in sftriage("traces", "show", manifest.capture_id, "--run", tmp_path / "run").out

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.conftest import own_environment
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, JOBS, ended, wait_until
+from tests.integration.processes import DEADLINE_S, JOBS, ended, sftriage_process, wait_until
 from tests.integration.runs import verdicts
 
 RULE = "name: stuck, match: {label: stalled}"
@@ -31,17 +31,11 @@ def test_each_kind_of_wait_is_reported_in_time(tmp_path, kind, given_s, threshol
     detection = f"stalled_after: {given_s}s" if given_s else "window_steps: 50"
     (tmp_path / "policy.yaml").write_text(policy(RULE, detection=detection), encoding="utf-8")
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "sftriage", "run", "--policy", tmp_path / "policy.yaml", "--out", run, "--"]
-    command += [sys.executable, JOBS / "waits.py", tmp_path, kind]
+    command = ["run", "--policy", tmp_path / "policy.yaml", "--out", run, "--", sys.executable, JOBS / "waits.py"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with (tmp_path / "shards").open("w") as shards:
         fcntl.flock(shards, fcntl.LOCK_EX)
-        job = subprocess.Popen(
-            [str(word) for word in command],
-            env=own_environment(tmp_path),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        job = sftriage_process(*command, tmp_path, kind, env=own_environment(tmp_path), **pipes)
         with ended(job):
             # WHEN they do
             wait_until(lambda: [verdict for verdict in verdicts(run) if verdict["label"] == "stalled"])

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from sftriage.runs.journal import read_journal
 from sftriage.traces.manifest import Manifest
 from tests.integration.conftest import own_environment
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, ended, sftriage_process, wait_until
 from tests.integration.runs import captures, verdicts
 
 HANG = Path(__file__).parent / "jobs" / "hang.py"
@@ -48,15 +47,9 @@ def stood(tmp_path_factory) -> Stood:
     directory = tmp_path_factory.mktemp("stalled")
     run = directory / "run"
     (directory / "policy.yaml").write_text(POLICY, encoding="utf-8")
-    command = [sys.executable, "-m", "sftriage", "run", "--policy", directory / "policy.yaml", "--out", run, "--"]
-    command += [*FORKED, 3]
-    job = subprocess.Popen(
-        [str(word) for word in (*command, HANG, directory, PAUSE_S)],
-        env=own_environment(directory),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = ["run", "--policy", directory / "policy.yaml", "--out", run, "--", *FORKED, 3, HANG, directory, PAUSE_S]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    job = sftriage_process(*command, env=own_environment(directory), **pipes)
 
     def hung(step: int) -> int:
         """The pid of the rank that hangs, once it does."""

@@ -111,9 +111,7 @@ def test_a_strangers_script_passes_mypy_strict(tmp_path):
         encoding="utf-8",
     )
     # WHEN mypy checks it with sftriage as installed THEN it finds nothing, and both mistakes are errors
-    # (what it knows of sftriage, numpy and others is kept, beside what `make types` keeps)
-    kept = ROOT / ".mypy_cache" / "of-a-stranger"
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(kept), script.name]
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", ROOT / ".mypy_cache" / "strangers", script.name]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.stdout == "Success: no issues found in 1 source file\n", done.stdout + done.stderr
 

@@ -55,7 +55,7 @@ class Trainer:
     def stop(self) -> None:
         self.process.kill()
         self.process.wait(DEADLINE_S)
-        for pipe in (self.process.stdin, self.process.stdout):
+        for pipe in filter(None, (self.process.stdin, self.process.stdout, self.process.stderr)):
             pipe.close()
 
 
