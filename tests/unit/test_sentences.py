@@ -55,7 +55,7 @@ from sftriage.model.events import (
     WindowJudged,
 )
 from sftriage.model.hangs import Call, Hang, SourceLine
-from sftriage.model.verdicts import Label, OwnWork, Pattern, Regression, Scope, Suspect, Verdict
+from sftriage.model.verdicts import Label, OwnWork, Pattern, Regression, Scope, SlowLink, Suspect, Verdict
 from sftriage.model.windows import LOADER_START
 from sftriage.policy.in_force import change_lines
 from sftriage.reports.texts import explanation_lines, manifest_lines
@@ -198,6 +198,11 @@ def verdicts() -> Rows:
     yield "suspect, and slower than ever", verdict_sentence(judged(regression=REGRESSED))
     for reason in REASONS:
         yield f"needs_evidence: {reason}", verdict_sentence(judged("needs_evidence", reason, suspects=()))
+    for peer, direction, against in (("", "send", "peers"), ("", "both", "peers"), ("node-c", "send", "reverse")):
+        link = SlowLink("node-b", peer, direction, 1.9e8, 9e9, against, 0.065, again_per_s=3.0 * bool(peer))
+        yield f"slow link: {against}", verdict_sentence(judged("needs_evidence", "slow_link", suspects=(), link=link))
+    link = SlowLink("node-b", "node-c", "both", 9.9e8, 1e10, "interface", 0.065)
+    yield "suspect, and a slow link", verdict_sentence(judged(link=link))
     of_kind = replace(REGRESSED, kind="eval", scope="some", stages=())
     for what, regression in (("known", REGRESSED), ("a kind of step", of_kind)):
         slower = judged("needs_evidence", "regressed", suspects=(), regression=regression)

@@ -155,6 +155,7 @@ def samples(found: Metrics) -> dict[str, dict]:
 def test_each_event_moves_the_metrics_declared_for_it_and_no_others():
     decided_later = events.FollowUpDecided("x", judged(requests=[request("follow-up")]).decision)
     later = [*after(judged(), replace(with_a_gap(), first_step=40)), looked(job=status(80)), compared(0.2)]
+    later.append(linked(SLOW_LINK))
     found, moved = metrics(per_rank=True), defaultdict(set)
     for event in [*everything(), decided_later, events.Resumed([request("before")]), *later]:
         before = samples(found)
