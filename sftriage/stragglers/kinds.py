@@ -265,10 +265,15 @@ def _replaced(factors: Factors, code: Code, slow: Mapping[Worker, Spell], part: 
 
 
 def like_peers(operations: Operations, workers: Sequence[tuple[int, int]], part: str = "") -> ReplayedRemedy:
-    """Workers (dp, pp) that take in all steps what their peers take; ``part`` is where they are slow."""
+    """Workers (dp, pp) that take what their peers take; ``part`` is where they are slow.
+
+    One that is slow in some steps does so in these, and any other in all steps.
+    """
     whole = Spell(np.ones(len(operations.steps), dtype=np.bool_), 1.0, from_step_on=False)
-    dps = operations.dp_TW[0].tolist()
-    remedy = _replaced(Factors(operations), "slow_worker", {(dps.index(dp), pp): whole for dp, pp in workers}, part)
+    factors, dps = Factors(operations), operations.dp_TW[0].tolist()
+    places = [(dps.index(dp), pp) for dp, pp in workers]
+    spells = {place: factors.slow_workers.get(place, whole) for place in places}
+    remedy = _replaced(factors, "slow_worker", spells, part)
     return replace(remedy, kind=replace(remedy.kind, numbers={}))
 
 
