@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, DistributedSampler
 
-STEPS, BATCH = 150, 8
+STEPS, BATCH = 130, 8
 
 
 class Network(nn.Module):

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.utils.data import DataLoader, DistributedSampler
 
-STEPS, BATCH, MICRO_BATCHES, WIDTH = 150, 16, 4, 64
+STEPS, BATCH, MICRO_BATCHES, WIDTH = 130, 16, 4, 64
 
 
 class Front(nn.Sequential):
