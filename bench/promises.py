@@ -22,8 +22,8 @@ from typing import Any
 from bench.runner import HERE, JOBS, run, say
 from sftriage.errors import SftriageError
 from sftriage.runs.directory import RunDirectory
+from sftriage.runs.operations import load_operations
 from sftriage.runs.source import RunSource
-from sftriage.runs.whatif import load_operations
 from sftriage.stragglers.questions import Question, answered
 from sftriage.words.run import mend_sentence
 

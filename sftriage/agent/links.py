@@ -1,6 +1,6 @@
 """Reads what the ranks of a host send to other hosts: their TCP sockets (``sock_diag``), and RDMA ports.
 
-A socket belongs to a rank if its process holds it. Where the processes cannot be seen, all sockets of the network
+A socket belongs to a rank if its process holds it. Where the processes are hidden, all sockets of the network
 namespace count; the controller drops those whose other end is on no host of the job. Unprivileged: see `ss -ti`.
 """
 
@@ -29,7 +29,7 @@ REST_TIMES = 100
 HOLDERS_NS = 10_000_000_000
 """How often to look which sockets the ranks hold, where there are unknown ones."""
 LEAST_BYTES, MAX_PAIRS = 65536, 64
-"""A pair of addresses with less between two readings is left out, as are the smallest beyond so many."""
+"""The least that a pair of addresses sends between two readings to count, and the most pairs: the largest count."""
 ANSWER_S = 1.0
 
 INFINIBAND = Path("/sys/class/infiniband")

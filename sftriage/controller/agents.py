@@ -373,8 +373,8 @@ class Corroboration:
             return None
         self._compared = None
         facts = {rank.rank: rank.facts for rank in evidence if rank.facts}
-        asked, peers = len(peers), tuple(rank for rank in peers if rank in facts)
-        enough = facts.keys() >= {*ranks} and 2 * len(peers) >= asked
+        n_peers, peers = len(peers), tuple(rank for rank in peers if rank in facts)
+        enough = facts.keys() >= {*ranks} and 2 * len(peers) >= n_peers
         self._tries[verdict.attempt, suspect.identity] += TRIES if enough else 1
         found = differences(suspect, [facts[rank] for rank in ranks if rank in facts], [facts[rank] for rank in peers])
         if not found:

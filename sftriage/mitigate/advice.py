@@ -299,7 +299,7 @@ class Remedy:
     ahead: tuple[int, ...] = ()
 
 
-class SlowLink(NamedTuple):
+class PipelineLink(NamedTuple):
     """A link, by the number of the stage before it, and its delay per microbatch."""
 
     link: int
@@ -316,7 +316,7 @@ class Advice:
     step_s: float | None
     straggler: Straggler | None
     remedies: tuple[Remedy, ...]
-    slow_link: SlowLink | None = None
+    slow_link: PipelineLink | None = None
     tried: tuple[RemedyChanged, ...] = ()
 
     @property
@@ -346,7 +346,7 @@ def advice_of(
         found += _of_pipeline(pipeline)
         now_s = now_s or step_s(pipeline, one_f_one_b(pipeline))
         link = slow_link(pipeline)
-        named = None if link is None else SlowLink(link, pipeline.delay_L[link])
+        named = None if link is None else PipelineLink(link, pipeline.delay_L[link])
     return Advice(now_s, straggler, tuple(sorted(found, key=lambda remedy: -(remedy.saves_s or 0.0))), named)
 
 

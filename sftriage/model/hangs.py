@@ -74,7 +74,7 @@ class GroupCalls:
 
 Fact = str | int | float | bool
 FACTS = "facts-"
-"""How a token begins that asks for the facts of some ranks, in place of the evidence of a hang."""
+"""How a token begins that requests the facts of some ranks, in place of the evidence of a hang."""
 
 INTERPRETER = "the interpreter"
 """What takes the place of a lock's name while a thread in native code keeps all others from running Python."""
@@ -143,7 +143,7 @@ class RankEvidence:
         timeout_s: the shortest timeout of its pending calls; None if unknown.
         state, wchan: its process by the kernel, also where it does not answer.
         exit_status: of a rank that has ended, as far as known: negative for a signal.
-        facts: what it runs with, by name (`sftriage.trainer.facts`); only of a rank that was asked for these alone.
+        facts: what it runs with, by name (`sftriage.trainer.facts`); only in answer to a token of `FACTS`.
     """
 
     rank: int

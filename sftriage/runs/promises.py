@@ -48,7 +48,7 @@ class AttemptRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class OtherChange:
     """What else has changed. ``slow``: another suspect (``now``), which was not named before."""
 
     what: Literal["ranks", "stages", "clock", "work", "slow"]
@@ -77,7 +77,7 @@ class Mend:
     error_s: float | None = None
     judgement: Judgement = "not_comparable"
     run: str = ""
-    difference: Difference | None = None
+    difference: OtherChange | None = None
 
 
 def mends_of(attempts: Sequence[AttemptRows], notes: Sequence[Note] = ()) -> list[Mend]:
@@ -94,7 +94,8 @@ def mends_of(attempts: Sequence[AttemptRows], notes: Sequence[Note] = ()) -> lis
             found.setdefault(at, []).append(promise)
     mends = (_mend(promises, attempts, at, notes) for at, promises in sorted(found.items()))
     tried = {note.switch: note for note in notes if isinstance(note, RemedyChanged) and note.state != "advised"}
-    kept = (remedy for remedy in tried.values() if remedy.state == "kept" and "saves_s" in remedy.numbers)
+    kept = (tried[switch] for switch in tried if tried[switch].state == "kept")
+    kept = (remedy for remedy in kept if remedy.numbers.keys() >= {"expected_s", "saves_s", "error_s"})
     return [mend for mend in mends if mend is not None] + [_of_remedy(remedy) for remedy in kept]
 
 
@@ -234,7 +235,7 @@ def _mend(
         known = {key for row in old.rows if row.last_step <= newest.last.last_step and (key := _key(row))}
         others = (row for row in after if row.label == "suspect" and _key(row))
         slow = next((row.named for row in others if not any(_is_of(key, row) for key in known)), "")
-        difference = Difference("slow", now=slow) if slow else None
+        difference = OtherChange("slow", now=slow) if slow else None
     if difference is not None:
         return replace(mend, difference=difference)
     return replace(mend, measured_s=measured_s, error_s=error_s, judgement=judgement)
@@ -255,13 +256,13 @@ def _step_of(
     return mean_s - paused_s / (last + 1 - first), (high_s - low_s) / 2
 
 
-def _difference(old: AttemptRows, new: AttemptRows, before: WindowRow, after: WindowRow) -> Difference | None:
+def _difference(old: AttemptRows, new: AttemptRows, before: WindowRow, after: WindowRow) -> OtherChange | None:
     if old.ranks and new.ranks and old.ranks != new.ranks:
-        return Difference("ranks", f"{old.ranks:,}", f"{new.ranks:,}")
+        return OtherChange("ranks", f"{old.ranks:,}", f"{new.ranks:,}")
     if [*before.advances_s] != [*after.advances_s]:
-        return Difference("stages")
+        return OtherChange("stages")
     if before.clock != after.clock:
-        return Difference("clock", before.clock, after.clock)
+        return OtherChange("clock", before.clock, after.clock)
     if min(before.work, after.work) > 0.0 and abs(after.work - before.work) > SAME_WORK * before.work:
-        return Difference("work", f"{before.work:,.0f}", f"{after.work:,.0f}")
+        return OtherChange("work", f"{before.work:,.0f}", f"{after.work:,.0f}")
     return None

@@ -21,8 +21,8 @@ BLOCK_STEPS, MARGIN_STEPS = 512, 24
 """Steps of a block, and the steps on either side of a step whose median is its usual time."""
 MAX_READ_RANKS = 4
 MAX_SOUGHT, SOUGHT_RANKS, BEFORE_STEPS = 8192, 1024, 8
-"""Of a block's long steps the longest are read of all ranks: that many steps of ranks, of so many ranks at most, each
-with the steps before it."""
+"""The longest of a block's long steps are read of all ranks, each with the steps before it: the most steps of ranks
+that are read, the most ranks, and the steps before."""
 MIN_LONG_FRACTION, MIN_LONG_SPREADS = 0.5, 4.0
 """A long step exceeds the usual step by at least this fraction, and by this multiple of the upper quartile's excess."""
 MOST, SOME = 0.5, 0.2

@@ -112,7 +112,7 @@ class WatchedRun:
 
     def _finish(self, broken: Callable[[], list[JobBroken]]) -> None:
         self._triage.finish(broken)
-        # (as if nobody had set the clock since it began)
+        # (on a clock that setting the time does not change)
         ended = self._began + timedelta(seconds=time.monotonic() - self._began_s)
         self._ended_at = ended.isoformat(timespec="milliseconds")
         self._disk.do(self._note_end, "run.json")

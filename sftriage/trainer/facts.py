@@ -100,17 +100,17 @@ def _known(wanted: frozenset[int]) -> list[object]:
 
     (Python's garbage collector knows all objects, but holds the interpreter for as long as it lists them.)
     """
-    left, found, seen = deque[object](), list[object](), set[int]()
+    left, found, visited = deque[object](), list[object](), set[int]()
     for frame in _frames():
         left += variables(frame).values()
         if is_own(frame.f_code.co_filename):
             left += list(frame.f_globals.values())
     passed = _PLAIN | _classes("torch", "Tensor") | _classes("torch.nn.modules.module", "Module")
-    while left and len(seen) < MAX_OBJECTS:
+    while left and len(visited) < MAX_OBJECTS:
         one = left.popleft()
-        if id(one) in seen or id(type(one)) in passed or issubclass(type(one), type):
+        if id(one) in visited or id(type(one)) in passed or issubclass(type(one), type):
             continue
-        seen.add(id(one))
+        visited.add(id(one))
         if id(type(one)) in wanted:
             found.append(one)
         left += _parts(one)

@@ -71,7 +71,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class HostSide:
     """All links from a host, or to it. What they carry at once shares its interface."""
 
     host: str
@@ -96,7 +96,7 @@ class Side:
         return sum(link.sent_bits_per_s * link.busy_fraction for link in self.links) / self.busy_fraction
 
 
-_Found: TypeAlias = "tuple[SlowLink, Side]"
+_Found: TypeAlias = "tuple[SlowLink, HostSide]"
 """A slow link before its cost is known, and its slower side."""
 
 
@@ -153,9 +153,9 @@ def _among_peers(links: Sequence[Link], settings: Settings) -> Iterator[_Found]:
         sides[link.pair[0], "send"].append(link)
         if link.pair[1]:
             sides[link.pair[1], "receive"].append(link)
-    every = [Side(*about, tuple(its)) for about, its in sides.items()]
-    slow = defaultdict[str, list[tuple[Side, float]]](list)
-    alone = list[tuple[Side, float]]()
+    every = [HostSide(*about, tuple(its)) for about, its in sides.items()]
+    slow = defaultdict[str, list[tuple[HostSide, float]]](list)
+    alone = list[tuple[HostSide, float]]()
     held_up = Counter[str]()
     for side in every:
         peers = [other for other in every if other.direction == side.direction and other.host != side.host]
@@ -185,7 +185,7 @@ def _between_two(links: Sequence[Link], best: Rates, settings: Settings) -> Iter
     """The slower direction between two hosts, or both: against the other one, its own past, or the interface."""
     slow = []
     for link in links:
-        side = Side(link.pair[0], "send", (link,))
+        side = HostSide(link.pair[0], "send", (link,))
         reverse = max((other.bits_per_s for other in links if other is not link), default=0.0)
         speed = max(use.speed_bits_per_s for use in link.readings)
         past: tuple[tuple[float, float, Against], ...] = (

@@ -8,7 +8,7 @@ import pytest
 from sftriage.model.events import JobPaused, RemedyChanged
 from sftriage.policy.state import Losses
 from sftriage.runs.decisions import row_of
-from sftriage.runs.promises import AttemptRows, Difference, Mend, judgement_of, mends_of
+from sftriage.runs.promises import AttemptRows, Mend, OtherChange, judgement_of, mends_of
 from sftriage.runs.summary import RunSummary
 from sftriage.verdict.accounting import anchored
 from sftriage.words.run import mend_sentence
@@ -223,7 +223,7 @@ MEND = Mend(("rank 1 in data",), "restart", 400, 0.0356, 0.0356, 0.0349, 0.0006,
             "Rank 1 in data is mended since step 400 (remedy): 11.0 ms a step less (± 0.4 ms), 12.0 ms promised.",
         ),
         (
-            replace(MEND, measured_s=None, judgement="not_comparable", difference=Difference("ranks", "8", "4")),
+            replace(MEND, measured_s=None, judgement="not_comparable", difference=OtherChange("ranks", "8", "4")),
             "Rank 1 in data is mended since step 400 (restart): 35.6 ms a step promised, not comparable (8 ranks "
             "before, 4 now).",
         ),
