@@ -32,7 +32,8 @@ def steps_taken(rings: Path) -> int:
 @pytest.mark.parametrize("served", [True, pytest.param(False, marks=needs.bindfs)])
 def test_a_job_whose_run_directory_takes_nothing_for_a_while_loses_nothing(tmp_path, environment, served):
     # GIVEN a job under watch, on a disk of its own
-    small = [(SmallDisk.fill, SmallDisk.empty), (SmallDisk.fill_names, SmallDisk.empty)]
+    # (new files are what a run makes at first, for its capture)
+    small = [(SmallDisk.fill_names, SmallDisk.empty), (SmallDisk.fill, SmallDisk.empty)]
     make, troubles = served_disk(tmp_path), [(SmallDisk.stop, SmallDisk.go_on)]
     if served:
         make, troubles = small_disk(tmp_path / "disk", "16m"), small
