@@ -81,9 +81,8 @@ def _cells(row: TraceRow) -> Iterable[str]:
 def stored_capture(capture: str | None, cluster: ClusterCapture, url: str | None) -> tuple[RemoteStore, str, TraceRow]:
     """The store that has a capture's trace (at ``url`` from this machine), its reference there, and its row.
 
-    Raises:
-        UsageError: there is no such capture, or its trace is not in a store that can be reached.
-        IntegrityError: the manifest in the store differs from the TraceCapture.
+    Raises UsageError if there is no such capture, or its trace is not in a store that can be reached, and
+    IntegrityError if the manifest in the store differs from the TraceCapture.
     """
     objects, namespace = connected(cluster.namespace, cluster.context)
     body = _chosen(objects, namespace, capture, cluster)

@@ -21,11 +21,7 @@ from sftriage.trainer.seams.steps import CHECKPOINT, EVALUATION
 
 
 class SftriageCallback(TrainerCallback):  # type: ignore[misc]  # transformers leaves it untyped
-    """Records the stages of every step of a Trainer, and logs verdicts beside its metrics.
-
-    Args:
-        verdicts: whether to log verdicts.
-    """
+    """Records the stages of every step of a Trainer, and with ``verdicts`` logs verdicts beside its metrics."""
 
     def __init__(self, *, verdicts: bool = True) -> None:
         self._verdicts = verdicts

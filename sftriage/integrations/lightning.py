@@ -28,11 +28,7 @@ else:
 
 
 class SftriageCallback(Callback):
-    """Records the stages of every step of a Trainer, and logs verdicts beside its metrics.
-
-    Args:
-        verdicts: whether to log verdicts.
-    """
+    """Records the stages of every step of a Trainer, and with ``verdicts`` logs verdicts beside its metrics."""
 
     def __init__(self, *, verdicts: bool = True) -> None:
         self._verdicts = verdicts

@@ -112,12 +112,7 @@ class WeightsAndBiases(Tracker):
 
 
 class MLflow(Tracker):
-    """A run of MLflow. Texts become tags, of which only the last value remains.
-
-    Args:
-        client: an `MlflowClient` for the script's tracking server.
-        run_id: the run.
-    """
+    """A run of MLflow, by an `MlflowClient`. Texts become tags, of which only the last value remains."""
 
     def __init__(self, client: Any, run_id: str) -> None:
         self._client, self._run_id = client, run_id
@@ -131,11 +126,7 @@ class MLflow(Tracker):
 
 
 def tracker_of(target: Any) -> Tracker:
-    """The tracker for a target of `log_verdicts`.
-
-    Raises:
-        UsageError: the target is of no known kind.
-    """
+    """The tracker for a target of `log_verdicts`; raises UsageError if the target is of no known kind."""
     if isinstance(target, MLflow):
         return target
     if hasattr(target, "add_scalar") and hasattr(target, "add_text"):

@@ -32,15 +32,9 @@ def log_verdicts(*targets: Any) -> VerdictLog:
     Logs in a thread of its own; each value at the last step of its window. Call it where the loss is logged: on one
     rank, on the host of ``sftriage run``. Without ``sftriage run`` it does nothing.
 
-    Args:
-        targets: each a `SummaryWriter` of TensorBoard, a run of Weights & Biases (``wandb.run``) or of MLflow
-            (``mlflow.active_run()``), or None.
-
-    Returns:
-        The log. ``close`` waits for verdicts on the last steps; otherwise the end of the process does.
-
-    Raises:
-        UsageError: a target is none of these.
+    Each target is a `SummaryWriter` of TensorBoard, a run of Weights & Biases (``wandb.run``) or of MLflow
+    (``mlflow.active_run()``), or None; raises UsageError for any other. The log's ``close`` waits for verdicts on the
+    last steps; otherwise the end of the process does.
     """
     from sftriage.integrations.trackers import tracker_of
 
@@ -57,12 +51,7 @@ def active_runs() -> list[Any]:
 
 
 class VerdictLog:
-    """Logs the verdicts of a run to trackers until it is closed. Without trackers it does nothing.
-
-    Args:
-        trackers: where to log.
-        run: the run's directory.
-    """
+    """Logs the verdicts of a run to trackers until it is closed. Without trackers it does nothing."""
 
     def __init__(self, trackers: Sequence[Tracker] = (), run: Path = Path()) -> None:
         self._trackers = list(trackers)
@@ -131,9 +120,6 @@ class Lead:
     """Records the loop of a framework that reports the ends and kinds of its steps; stages come from torch's seams.
 
     Never raises. Records no stages if the job is not recorded, or the script creates a `Monitor` itself.
-
-    Attributes:
-        log: the log of verdicts.
     """
 
     def __init__(self) -> None:

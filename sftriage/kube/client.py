@@ -63,8 +63,7 @@ class ClusterObjects:
     def connect(cls, context: str | None = None) -> ClusterObjects:
         """Connect where kubectl would, by ``KUBECONFIG`` or ``~/.kube/config``, or inside a pod to its own server.
 
-        Raises:
-            UsageError: there is neither, or no such context, or the client is not installed.
+        Raises UsageError if there is neither, or no such context, or the client is not installed.
         """
         try:
             from kubernetes import client
@@ -403,11 +402,7 @@ class LeaderElection:
         return True
 
     def _write(self, body: dict[str, Any], holder: str) -> None:
-        """Write the holder, provided that the lease has not changed since ``body``.
-
-        Raises:
-            ClusterError: it was not written.
-        """
+        """Write the holder; raises ClusterError if the lease has changed since ``body``."""
         spec, now = dict(body.get("spec") or {}), datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         if spec.get("holderIdentity") != holder:
             spec |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}

@@ -254,11 +254,7 @@ class Controllers:
         return all(watch.listed.is_set() for watch in watches)
 
     def reconcile(self, job: JobRef) -> float | None:
-        """Reconcile a job's objects; return seconds until the next check, None where none is due.
-
-        Raises:
-            ClusterError: the cluster is unreachable, or refused.
-        """
+        """Reconcile a job's objects; return seconds until the next check, None where none is due. ClusterError."""
         if not self._all_listed:
             # (a pod that no list has shown yet is not gone)
             return 1.0
@@ -287,8 +283,7 @@ class Controllers:
     def remove_outdated(self, namespace: str) -> float:
         """Remove reports of plain pods that ended long ago, which no object owns; return seconds until the next sweep.
 
-        Raises:
-            ClusterError: the cluster is unreachable, or refused.
+        Raises ClusterError.
         """
         if not self._all_listed:
             return 1.0

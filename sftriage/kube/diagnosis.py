@@ -114,8 +114,7 @@ class _Reader:
 def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | None = None) -> Snapshot:
     """A snapshot of a namespace, and of sftriage, which may be installed in any namespace unless ``system`` says which.
 
-    Raises:
-        ClusterError: the server cannot be reached.
+    Raises ClusterError if the server cannot be reached.
     """
     reader = _Reader(objects)
     hooks = reader.list("webhooks", path_of("admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations"))
@@ -218,11 +217,7 @@ def _served(reader: _Reader, clients: Sequence[Body], deployments: Sequence[Body
 
 
 def certificate(secret: str, encoded: str, bundles: Iterable[str]) -> Certificate:
-    """Check a certificate against the trusted CAs; all of them are PEM in base64, as in objects.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
+    """Check a certificate against the trusted CAs; all are PEM in base64, as in objects. Raises ValueError."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.x509 import load_pem_x509_certificates as loaded
 

@@ -58,11 +58,7 @@ class InjectionSettings(ObjectModel):
 
 
 def read_settings(path: Path) -> InjectionSettings:
-    """The settings in a file.
-
-    Raises:
-        InputError: it cannot be read, or is not valid.
-    """
+    """The settings in a file; raises InputError if it cannot be read, or is not valid."""
     try:
         return InjectionSettings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -398,8 +394,7 @@ class Changed:
 def injected(body: Mapping[str, Any], namespace: str, settings: InjectionSettings, server: Version) -> Changed:
     """An object with its pod templates injected as the webhook would inject its pods.
 
-    Raises:
-        InputError: the job has no name before its pods are created; the message says why.
+    Raises InputError, which says why, if the job has no name before its pods are created.
     """
     kind = text(body, "kind")
     name = f"{kind} {text(mapping(body, 'metadata'), 'name')}".strip()

@@ -100,11 +100,7 @@ class JobRef:
 
     @classmethod
     def of_id(cls, job_id: str) -> JobRef:
-        """The job of an id.
-
-        Raises:
-            ValueError: it is not an id.
-        """
+        """The job of an id; raises ValueError if it is not one."""
         namespace, _, rest = job_id.partition("/")
         system, _, name = rest.partition("/")
         if not (namespace and name) or system not in get_args(System):

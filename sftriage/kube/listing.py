@@ -113,11 +113,7 @@ def of_step(rows: Iterable[TraceRow], step: int) -> tuple[list[TraceRow], bool]:
 
 
 def best(bodies: Iterable[Body], step: int | None, rank: int | None) -> Body:
-    """The most useful stored capture: one that contains the step and the fault; the newest of these.
-
-    Raises:
-        UsageError: none is stored.
-    """
+    """The most useful stored capture: the newest with the step and the fault; raises UsageError if none is stored."""
     found = [(trace_row(body), body) for body in bodies]
     stored = [(row, body) for row, body in found if row.store and rank in (None, row.rank)]
     if step is not None:
@@ -133,12 +129,7 @@ def best(bodies: Iterable[Body], step: int | None, rank: int | None) -> Body:
 
 
 def stored_of(body: Body) -> StoredTrace:
-    """The location of a capture's trace.
-
-    Raises:
-        UsageError: it has none, or none yet.
-        InputError: its status cannot be read.
-    """
+    """The location of a capture's trace; raises UsageError without one, InputError if its status cannot be read."""
     status, name = status_of(body), body["metadata"]["name"]
     if "stored" not in status:
         state, _, detail = progress_of(body)

@@ -103,13 +103,9 @@ class Now(NamedTuple):
 def dated(
     body: Mapping[str, Any], found: Iterable[Now], now_s: float, *, others: bool = False
 ) -> tuple[Condition, ...]:
-    """The conditions of an object, each with the time of its last change.
+    """The conditions ``found`` now, each with the time of its last change; ``others`` keeps those of other types.
 
-    Args:
-        body: the object from the server: anyone may have written its conditions.
-        found: the conditions now.
-        now_s: seconds since the epoch.
-        others: keep its conditions of other types.
+    ``body`` is the object from the server: anyone may have written its conditions.
     """
     before = {entry.type: entry for entry in readable(status_of(body).get("conditions"))}
     conditions, generation = [], body["metadata"].get("generation")

@@ -265,8 +265,7 @@ def run(
         leader: the election to win first; None: no election.
         times_s: ``grace_s`` and ``keep_s`` of `Controllers`.
 
-    Raises:
-        ClusterError: the cluster has refused the operator for half a minute, or another replica leads.
+    Raises ClusterError if the cluster has refused the operator for half a minute, or another replica leads.
     """
     wanted = settings()
     wanted.watching.server_timeout, wanted.watching.client_timeout = watch_s, watch_s + 10

@@ -41,8 +41,7 @@ def policy_text(body: Body, metadata: Mapping[str, Any]) -> str:
 def loaded(body: Body) -> LoadedPolicy:
     """The policy of an object, checked as a file of the command line is; its source is its name.
 
-    Raises:
-        PolicyError: it is not valid; with all problems, but without lines, since an object has no text.
+    Raises PolicyError with all problems, but without lines, since an object has no text.
     """
     name = str(body["metadata"]["name"])
     try:

@@ -39,11 +39,7 @@ Value = TypeVar("Value")
 
 
 def answer(review: Mapping[str, Any], settings: InjectionSettings, server: Version | None) -> dict[str, Any]:
-    """The review of a request, with its answer, which never refuses.
-
-    Raises:
-        ValueError: it is not an AdmissionReview of v1.
-    """
+    """The review of a request, with its answer, which never refuses; ValueError if it is no AdmissionReview of v1."""
     request = mapping(review, "request")
     uid = text(request, "uid")
     if review.get("apiVersion") != "admission.k8s.io/v1" or not uid:
@@ -104,8 +100,7 @@ LEAVE_S = 5
 def reloaded(read: Callable[[], Value], *files: Path) -> Callable[[], Value]:
     """Returns a value read from files, and read again when they change. While that fails, the previous value stays.
 
-    Raises:
-        InputError: it cannot be read at first.
+    Raises InputError if it cannot be read at first.
     """
     stamps, value = _stamps(files), read()
 
@@ -136,11 +131,7 @@ def kept_settings(path: Path | None) -> Callable[[], InjectionSettings]:
 
 
 def rotating(folder: Path) -> ssl.SSLContext:
-    """A context that uses, at each handshake, the newest certificate of a folder.
-
-    Raises:
-        InputError: there is none that is usable.
-    """
+    """A context that uses, at each handshake, the newest certificate of a folder; InputError if none is usable."""
     newest = reloaded(partial(_context, folder), folder / CERTIFICATE, folder / KEY)
     first = newest()
 
@@ -215,11 +206,7 @@ class WebhookServer:
 
 
 def wait_for_certificate(folder: Path, patience_s: float) -> None:
-    """Wait for a certificate and its key in a folder: they may be made after the pod has started.
-
-    Raises:
-        InputError: they do not appear in time.
-    """
+    """Wait for a certificate and its key, which may be made after the pod has started; InputError if it is late."""
     end_s, logged = time.monotonic() + patience_s, False
     while not all((folder / name).is_file() for name in (CERTIFICATE, KEY)):
         if time.monotonic() > end_s:
@@ -231,11 +218,7 @@ def wait_for_certificate(folder: Path, patience_s: float) -> None:
 
 
 def serve(webhook: WebhookServer, host: str, port: int, folder: Path) -> None:
-    """Serve until SIGTERM or Ctrl-C.
-
-    Raises:
-        SftriageError: the certificate cannot be used, or the port is taken.
-    """
+    """Serve until SIGTERM or Ctrl-C; SftriageError if the certificate cannot be used, or the port is taken."""
     config = uvicorn.Config(
         webhook.app,
         host=host,
@@ -353,10 +336,8 @@ def certify(
 ) -> str:
     """Bring a Secret and a MutatingWebhookConfiguration to `wanted`, and describe what changed.
 
-    Needs rights on these two only; ``secret`` is the path of the Secret, which exists, at first empty.
-
-    Raises:
-        ClusterError: it failed; the message says why.
+    Needs rights on these two only; ``secret`` is the path of the Secret, which exists, at first empty. Raises
+    ClusterError.
     """
     configured = path_of("admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", name=configuration)
     data = objects.request("GET", secret).get("data") or {}

@@ -258,14 +258,9 @@ _CUTS = ("window_steps", "stride_steps", "warmup_steps")
 class PolicyFiles:
     """Watches policy files, in order; a directory stands for all ``*.yaml`` in it, by name.
 
-    ``now`` returns seconds since the epoch, on the clock of the files' times.
-
-    Attributes:
-        do: runs later reads of the files, so that a slow disk delays nothing.
-
-    Raises:
-        PolicyError: one of them is invalid, or conflicts with another.
-        UsageError: one of them is missing.
+    ``now`` returns seconds since the epoch, on the clock of the files' times. ``do`` runs later reads of the files, so
+    that a slow disk delays nothing. Raises PolicyError if one of them is invalid, or conflicts with another, and
+    UsageError if one is missing.
     """
 
     def __init__(self, paths: Sequence[Path], now: Callable[[], float] = time.time) -> None:

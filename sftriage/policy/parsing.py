@@ -94,11 +94,8 @@ class _Document(yaml.SafeLoader):
     """The document of a YAML text as plain data, with the positions of its values and keys, and its problems.
 
     It collects tags, anchors, repeated keys and fields without a value, to report them together with all other
-    problems.
-
-    Raises:
-        PolicyError: the text is not YAML, is empty or no mapping, has several documents, uses aliases, or nests too
-            deep.
+    problems. Raises PolicyError if the text is not YAML, is empty or no mapping, has several documents, uses aliases,
+    or nests too deep.
     """
 
     def __init__(self, text: str, source: str) -> None:

@@ -29,10 +29,8 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 class Metering:
     """Binds the port and imports the libraries of metrics and spans; starts no thread.
 
-    ``listen`` binds a server for a registry and returns it with its URL, which becomes ``url``.
-
-    Raises:
-        UsageError: the port is taken, the file cannot be created, or a library or an OTEL_* variable is wrong.
+    ``listen`` binds a server for a registry and returns it with its URL, which becomes ``url``. Raises UsageError if
+    the port is taken, the file cannot be created, or a library or an OTEL_* variable is wrong.
     """
 
     def __init__(

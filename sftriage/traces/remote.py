@@ -84,8 +84,7 @@ def checked_url(url: str) -> str:
 def catalogue_url(option: str | None, *, from_environment: bool = True) -> str | None:
     """The URL of the catalogue that the option or the environment names, if any.
 
-    Raises:
-        UsageError: it has a password that all users of the machine can read, or its file cannot be read.
+    Raises UsageError if it has a password that all users of the machine can read, or its file cannot be read.
     """
     if option is not None:
         from sftriage.traces.catalogue import has_password

@@ -173,12 +173,9 @@ class UploadProgress:
 
 
 class Uploader:
-    """Sends the captures of a run directory to a store, in a thread of its own.
+    """Sends the captures of a run directory to a store, in a thread of its own; notes its ``url`` beside each capture.
 
     Args:
-        root: the run directory.
-        remote: the store for the copies.
-        url: its URL, to note beside each capture.
         keep_local: keep artefacts here. Otherwise remove them once they are verified there, after `release`.
         changes_only: only update captures that were copied before.
         tries: how many turns in a row may have failures; by default any number.

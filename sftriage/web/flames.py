@@ -368,11 +368,7 @@ class StackDownloads:
             return str(error)
 
     def read(self, manifest: Manifest, store: Store) -> StackSamples:
-        """The samples of a capture that has some.
-
-        Raises:
-            SftriageError: they cannot be read, or are damaged.
-        """
+        """The samples of a capture that has some; raises SftriageError if they cannot be read, or are damaged."""
         artefact = manifest.artefact(NAME)
         with self._lock:
             known = self._cached.get(artefact.sha256)

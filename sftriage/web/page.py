@@ -59,16 +59,8 @@ MEDIA_TYPES: Mapping[str, str] = {
 class Page(ABC, Generic[Source]):
     """An application with what all pages share. Handlers that read from disk run in threads.
 
-    Args:
-        source: the data to show.
-        access: who may read.
-        now_s: seconds since the epoch, for ages.
-        stopping: ends event streams once set.
-
-    Attributes:
-        layout: the base template of error pages, rendered with the empty view ``blank``.
-        root: the prefix of its addresses.
-        app: the application.
+    ``now_s`` returns seconds since the epoch, for ages; ``stopping`` ends event streams once set. ``layout`` is the
+    base template of error pages, rendered with the empty view ``blank``, and ``root`` the prefix of its addresses.
     """
 
     layout: str

@@ -43,12 +43,9 @@ class CaptureNote:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """The contents of a report.
+    """The contents of a report; ``about`` identifies the run or capture, ``glance`` is the state of a run.
 
-    Attributes:
-        about: what identifies the run or capture, as names and texts.
-        captures: newest first; ``left_out`` older ones are left out.
-        glance: the state of the run; None for a capture.
+    Captures are newest first; ``left_out`` older ones are left out.
     """
 
     title: str

@@ -77,10 +77,8 @@ def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 def token_of(path: Path | None, variable: str) -> str | None:
     """The token in a file, else the one in an environment variable, else None.
 
-    It is no option itself: everyone on the machine can read a command line.
-
-    Raises:
-        UsageError: the file cannot be read, is no text, or others can read or replace it.
+    It is no option itself: everyone on the machine can read a command line. Raises UsageError if the file cannot be
+    read, is no text, or others can read or replace it.
     """
     if path is None:
         return os.environ.get(variable) or None
@@ -134,9 +132,8 @@ class Access:
     def to(cls, host: str, token: str | None, advice: str, names: Iterable[str] = ()) -> Access:
         """The access to a server that listens on ``host``; clients may call it by the other ``names`` as well.
 
-        Raises:
-            UsageError: other machines can reach it and there is no token (``advice`` says how to set one), or the token
-                is easily guessed.
+        Raises UsageError if other machines can reach it and there is no token (``advice`` says how to set one), or the
+        token is easily guessed.
         """
         if token is None and not is_loopback(host):
             raise UsageError(f"other machines can reach {host}, so a token is required: {advice}")
@@ -254,11 +251,7 @@ REQUEST_S = 10.0
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 is any free one.
-
-    Raises:
-        UsageError: the address is not this machine's, or the port is taken.
-    """
+    """A socket that listens (port 0: any free one); UsageError if the address is not ours, or the port is taken."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         dual = host == "::" and socket.has_dualstack_ipv6()
@@ -519,11 +512,7 @@ def unreachable() -> str:
 
 
 def listen_for_viewer(port: int) -> socket.socket:
-    """A socket for the viewer's request.
-
-    Raises:
-        UsageError: the port is taken (with what to do about that), or another error.
-    """
+    """A socket for the viewer's request; UsageError, with what to do about it, if the port is taken."""
     try:
         return listen(HOST, port)
     except UsageError as error:
@@ -556,11 +545,7 @@ def metrics_app(registry: CollectorRegistry, access: Access) -> ASGIApp:
 
 
 def metrics_server(registry: CollectorRegistry, host: str, port: int, access: Access) -> tuple[BackgroundServer, str]:
-    """The metrics server, not started but listening already, and its URL.
-
-    Raises:
-        UsageError: the address is not this machine's, or the port is taken.
-    """
+    """The metrics server, not started but listening already, and its URL; raises UsageError as `listen` does."""
     try:
         listening = listen(host, port)
     except UsageError as error:

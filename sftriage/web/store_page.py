@@ -84,13 +84,9 @@ class StoreView:
 
 
 class StoreSource:
-    """The captures of a store, or (``shared``) of all stores that share a catalogue. Its methods are thread-safe.
+    """The captures of a store, or without one, of all stores that share a catalogue. Its methods are thread-safe.
 
-    Args:
-        catalogue: the catalogue to query.
-        store: the store; None if shared.
-        store_of: opens the store of a row of a shared catalogue.
-        place: the displayed place, by default the store's.
+    ``store_of`` opens the store of a row of a shared catalogue; ``place`` is displayed, by default the store's.
     """
 
     def __init__(
@@ -121,11 +117,7 @@ class StoreSource:
             return self._view
 
     def find(self, query: CaptureQuery) -> Sequence[CaptureRow]:
-        """The matching captures, newest first; none until the store was read.
-
-        Raises:
-            CatalogueError: the catalogue is unreachable.
-        """
+        """The matching captures, newest first; none until the store was read. Raises CatalogueError."""
         view = self._view
         if not view.known:
             return ()
@@ -134,10 +126,8 @@ class StoreSource:
     def capture(self, place: CaptureKey) -> tuple[Manifest, Store]:
         """A capture and its store.
 
-        Raises:
-            UsageError: there is no such capture.
-            InputError, IntegrityError: it is damaged, or another capture.
-            StoreError, CatalogueError: the store or catalogue is unreachable.
+        Raises UsageError if there is no such capture, InputError or IntegrityError if it is damaged or another capture,
+        and StoreError or CatalogueError if the store or catalogue is unreachable.
         """
         if self._store is not None:
             return self._store.manifest(place.key), self._store
@@ -343,11 +333,7 @@ def capture_page(
     """An application about one capture, the capture's address in it, its trace's name, and the verified trace.
 
     A capture of a remote store is fetched first, for the duration of the block. A copy of its trace is left at ``out``.
-    ``stopping`` ends event streams.
-
-    Raises:
-        IntegrityError: a file of the capture is damaged.
-        StoreError: the store is unreachable.
+    ``stopping`` ends event streams. Raises IntegrityError if a file of the capture is damaged, and StoreError.
     """
     access = Access.to(HOST, None, "")
     manifest, condition = store.look(reference)
