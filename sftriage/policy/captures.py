@@ -431,6 +431,10 @@ def decide_manual_request(
     return decision, started(state, "", requests, now_s) if requests else state
 
 
+_OF_SUSPECT = ("scope", "ranks", "stage", "gain_s", "share", "persistence", "pattern", "period_steps", "onset_step")
+"""What a trigger says of its suspect."""
+
+
 def trigger(of: Verdict | ManualRequest, policies: PolicySet, decision: Decision, request: CaptureRequest) -> Trigger:
     """The trigger for a capture's manifest: the suspect that contains its rank.
 
@@ -448,21 +452,13 @@ def trigger(of: Verdict | ManualRequest, policies: PolicySet, decision: Decision
         suspect = next((suspect for suspect in of.suspects if request.rank in suspect.ranks), first)
         chosen = cast("ChoiceReason", decision.parameters.get("chosen", ""))
     return Trigger(
+        **{name: getattr(suspect, name) for name in _OF_SUSPECT},
         first_step=decision.first_step,
         last_step=decision.last_step,
         label=decision.label,
-        scope=suspect.scope,
-        ranks=suspect.ranks,
-        stage=suspect.stage,
-        gain_s=suspect.gain_s,
-        share=suspect.share,
-        persistence=suspect.persistence,
         policy=owner.policy.metadata.name,
         policy_sha256=owner.sha256,
         rule=decision.rule or "",
-        pattern=suspect.pattern,
-        period_steps=suspect.period_steps,
-        onset_step=suspect.onset_step,
         why=reason_sentence(decision) if isinstance(of, ManualRequest) else verdict_sentence(of),
         chosen=chosen,
         follows=str(decision.parameters.get("follows", "")),

@@ -26,7 +26,7 @@ import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,13 +101,12 @@ class StoreCondition:
         return self.state in ("missing", "damaged")
 
     @classmethod
-    def after(cls, error: InputError | IntegrityError | UsageError | OSError) -> StoreCondition:
+    def after(cls, error: InputError | UsageError) -> StoreCondition:
         """The condition of a capture that could not be read because of an error."""
-        cause = error if isinstance(error, OSError) else error.__cause__
         state: State = "damaged"
-        if isinstance(error, UnknownVersionError) or isinstance(cause, PermissionError):
+        if isinstance(error, UnknownVersionError) or isinstance(error.__cause__, PermissionError):
             state = "unreadable"
-        elif isinstance(error, UsageError) or isinstance(cause, FileNotFoundError):
+        elif isinstance(error, UsageError) or isinstance(error.__cause__, FileNotFoundError):
             state = "missing"
         return cls(state, str(error))
 
@@ -121,17 +120,6 @@ class Listing:
 
     manifests: tuple[Manifest, ...]
     unfit: Mapping[str, StoreCondition]
-
-    @classmethod
-    def of(cls, found: Iterable[tuple[str, tuple[Manifest | None, StoreCondition] | None]]) -> Listing:
-        """Sort what was found under each reference: its manifest, if readable, and its condition; None: removed."""
-        manifests, unfit = [], {}
-        for reference, (manifest, condition) in ((reference, state) for reference, state in found if state is not None):
-            if manifest is not None and condition.whole:
-                manifests.append(manifest)
-            else:
-                unfit[reference] = condition
-        return cls(tuple(manifests), unfit)
 
 
 class Store(ABC):
@@ -185,12 +173,17 @@ class Store(ABC):
         """The captures of the store (some or all), and the condition of unfit ones; ``progress`` gets their count."""
         listed = sorted(self._listed().items())
         listed = [(key, names) for key, names in listed if references is None or self._reference(key) in references]
-        found = []
+        manifests: list[Manifest] = []
+        unfit: dict[str, StoreCondition] = {}
         with ThreadPoolExecutor(_READERS) as readers:
-            for (key, _), state in zip(listed, readers.map(lambda at: self._state(*at), listed), strict=True):
-                found.append((self._reference(key), state))
-                progress(len(found))
-        return Listing.of(found)
+            states = zip(listed, readers.map(lambda at: self._state(*at), listed), strict=True)
+            for done, ((key, _), (manifest, condition)) in enumerate(states, start=1):
+                if manifest is not None and condition == WHOLE:
+                    manifests.append(manifest)
+                elif condition is not None:
+                    unfit[self._reference(key)] = condition
+                progress(done)
+        return Listing(tuple(manifests), unfit)
 
     def leftovers(self) -> tuple[str, ...]:
         """Descriptions of objects that belong to no capture and are never swept."""
@@ -322,11 +315,11 @@ class Store(ABC):
                 return manifest, StoreCondition("damaged", problem)
         return manifest, WHOLE
 
-    def _state(self, key: str, names: Names) -> tuple[Manifest | None, StoreCondition] | None:
+    def _state(self, key: str, names: Names) -> tuple[Manifest | None, StoreCondition | None]:
         try:
             return self._look(key, names)
         except UsageError:
-            return None  # (removed meanwhile)
+            return None, None  # (removed meanwhile)
         except InputError as error:
             return None, StoreCondition.after(error)
 
