@@ -95,8 +95,7 @@ class Answers:
     def run(self, name: str) -> RunDirectory:
         """The run of that name; the newest if the name is empty.
 
-        Raises:
-            UsageError: there is none.
+        Raises UsageError if there is none.
         """
         found = next((run for run in self.runs() if name in ("", run.path.name)), None)
         if found is None:
@@ -111,8 +110,7 @@ class Answers:
     def view(self, run: RunDirectory) -> View:
         """The current state of a run; reads only new records.
 
-        Raises:
-            InputError: it cannot be read.
+        Raises InputError if it cannot be read.
         """
         source = self._sources.setdefault(run.path, RunSource(lambda: run))
         if (view := source.view()).problem:
@@ -120,11 +118,7 @@ class Answers:
         return view
 
     def stored(self) -> CatalogueCaptures:
-        """The store's captures.
-
-        Raises:
-            UsageError: the server was started without a store.
-        """
+        """The store's captures; raises UsageError if the server was started without a store."""
         if self.store is None:
             raise UsageError("this server has no store; start it with `sftriage mcp --store URL`")
         return captures_of(None, self.store, None, lambda done, of: None)

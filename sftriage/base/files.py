@@ -26,8 +26,7 @@ _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 def create(path: Path) -> int:
     """Create an empty file, private except for what `permit` allows; return a descriptor to read and write.
 
-    Raises:
-        OSError: the file cannot be made, or exists.
+    Raises OSError if the file cannot be made, or exists.
     """
     descriptor = os.open(path, _NEW, PRIVATE)
     try:
@@ -42,8 +41,7 @@ def create(path: Path) -> int:
 def permit(descriptor: int) -> None:
     """Give a new file the mode and the group that the environment names.
 
-    Raises:
-        OSError: they are invalid, or not permitted.
+    Raises OSError if they are invalid, or not permitted.
     """
     mode, group = os.environ.get(MODE_ENV), os.environ.get(GROUP_ENV)
     try:
@@ -63,8 +61,7 @@ def private(path: Path, mode: int = PRIVATE) -> BinaryIO:
 def open_regular(path: Path, error_type: type[SftriageError], flags: int = os.O_RDONLY) -> int:
     """A descriptor of a file that others may have written. Refuses links and pipes: a pipe would never end.
 
-    Raises:
-        error_type: the file cannot be opened, or is no regular file.
+    Raises ``error_type`` if the file cannot be opened, or is no regular file.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE)
@@ -140,11 +137,7 @@ class Note(Generic[T]):
     type: type[T]
 
     def save(self, value: T) -> None:
-        """Replace the file's content.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Replace the file's content; raises OSError if the file cannot be written."""
         import msgspec  # not above: a trainer need not have it
 
         write_atomically(self.path, msgspec.json.encode(value, enc_hook=str) + b"\n")
@@ -152,8 +145,7 @@ class Note(Generic[T]):
     def load(self) -> T | None:
         """The saved value; None if the file is missing.
 
-        Raises:
-            InputError: the file cannot be read, or has another content.
+        Raises InputError if the file cannot be read, or has another content.
         """
         import msgspec
 

@@ -12,11 +12,7 @@ log = logging.getLogger("sftriage")
 
 
 def start_thread(name: str, target: Callable[..., object], *arguments: object) -> threading.Thread:
-    """Start a daemon thread that is not a `Loop`.
-
-    Raises:
-        RuntimeError: the system allows no more threads.
-    """
+    """Start a daemon thread that is not a `Loop`; raises RuntimeError if the system allows no more threads."""
     thread = threading.Thread(target=target, args=arguments, name=f"sftriage-{name}", daemon=True)
     thread.start()
     return thread

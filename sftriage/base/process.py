@@ -83,8 +83,7 @@ def stat_fields(stat: bytes) -> list[bytes]:
 def locked(path: Path, *, shared: bool = False, wait_s: float | None = 0.0) -> Iterator[BinaryIO]:
     """Lock a file, created if missing, until the block ends or the process dies. ``wait_s`` None waits forever.
 
-    Raises:
-        BlockingIOError: another process holds it.
+    Raises BlockingIOError if another process holds it.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, PRIVATE), "r+b") as file, locked_file(file.fileno(), shared, wait_s):
@@ -135,10 +134,7 @@ class BoundedProgram:
     """One run of a program, in its own session, so that its children can be killed with it.
 
     Its output goes to an unnamed file, which never blocks the program and leaves nothing behind. ``output`` is its
-    start, once the program has ended or was killed.
-
-    Raises:
-        CaptureError: it cannot be started.
+    start, once the program has ended or was killed. Raises CaptureError if it cannot be started.
     """
 
     output = ""
@@ -170,8 +166,7 @@ class BoundedProgram:
     def poll(self) -> Finished | None:
         """How it ended; None while it runs.
 
-        Raises:
-            CaptureError: it timed out and was killed.
+        Raises CaptureError if it timed out and was killed.
         """
         status = self._process.poll()
         if status is not None:
@@ -185,10 +180,7 @@ class BoundedProgram:
     def wait(self) -> Generator[None, None, Finished]:
         """Wait a moment, which is enough for most programs, then turn by turn: ``yield from program.wait()``.
 
-        The program is killed if the generator is closed.
-
-        Raises:
-            CaptureError: as `poll`.
+        The program is killed if the generator is closed. Raises CaptureError as `poll` does.
         """
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -221,11 +213,7 @@ class BoundedProgram:
 
 
 def run_bounded(command: Sequence[str | os.PathLike[str]], deadline_s: float) -> Finished:
-    """Run a program to its end, blocking.
-
-    Raises:
-        CaptureError: it cannot be started, or timed out.
-    """
+    """Run a program to its end, blocking; raises CaptureError if it cannot be started, or timed out."""
     program = BoundedProgram(command, deadline_s)
     while (finished := program.poll()) is None:
         time.sleep(_POLL_S)
@@ -243,8 +231,7 @@ class Supervised:
         where: where to find out why it has ended.
         is_stuck: whether to restart it although it runs.
 
-    Raises:
-        OSError: it cannot be started.
+    Raises OSError if it cannot be started.
     """
 
     def __init__(
@@ -346,8 +333,7 @@ def start_child(
 ) -> subprocess.Popen[bytes]:
     """Start a child in its own session; it gets a signal when this thread ends.
 
-    Raises:
-        OSError: it cannot be started.
+    Raises OSError if it cannot be started.
     """
     return subprocess.Popen(
         command,

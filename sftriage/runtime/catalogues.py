@@ -101,11 +101,9 @@ def captures_of(
     """The captures that the options select: of a run (by default the newest), of a store, or of a catalogue.
 
     Indexes first what the store has and the catalogue does not know; ``progress`` gets the manifests read and their
-    total. A catalogue of its own that cannot be written is made in memory.
-
-    Raises:
-        UsageError: there is no such run, or a URL is invalid.
-        CatalogueError, StoreError: the shared catalogue, or a store that no catalogue knows, cannot be reached.
+    total. A catalogue of its own that cannot be written is made in memory. Raises UsageError if there is no such run,
+    or a URL is invalid, and CatalogueError or StoreError if the shared catalogue, or a store that no catalogue knows,
+    cannot be reached.
     """
     shared = catalogue_url(catalogue, from_environment=run is None)
     if shared is not None and run is None and store is None:

@@ -234,11 +234,8 @@ def supervise(
     """Run a job to its end, with the triage that ``prepare`` returns; return its exit status.
 
     ``command`` is the job without triage, ``output`` a descriptor for its standard output and error, by default ours.
-    If triage is ``required``, no job starts without it.
-
-    Raises:
-        UsageError: the job cannot be started, or an option is invalid.
-        SftriageError: triage is required, but cannot watch the job.
+    If triage is ``required``, no job starts without it. Raises UsageError if the job cannot be started, or an option is
+    invalid, and SftriageError if triage is required, but cannot watch the job.
     """
     preparing: Future[Triaged] = Future()
     if required or not _in_thread(preparing, prepare):

@@ -141,11 +141,8 @@ class LocalRun(WatchedRun):
     """One run of a job on this host. It watches its policy files for changes; with ``auto`` seams find the stages.
 
     With ``nsys`` every rank starts under Nsight Systems. ``out`` is the run directory to make, by default a new one
-    under ``sftriage-runs`` here.
-
-    Raises:
-        PolicyError: a policy cannot be used.
-        UsageError: there is no nsys, or the run directory cannot be made. No rings are left behind.
+    under ``sftriage-runs`` here. Raises PolicyError if a policy cannot be used, and UsageError if there is no nsys, or
+    the run directory cannot be made. No rings are left behind.
     """
 
     def __init__(

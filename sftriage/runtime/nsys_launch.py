@@ -41,10 +41,8 @@ class NsysLaunch:
     """A run whose ranks start under nsys, in sessions called ``sft-<run>-<rank>.<attempt>``.
 
     ``traces`` is nsys's ``--trace``; ``directory`` is private, and gets a directory for temporary files if programs may
-    run there. If ``armed``, every rank waits for a range that its trainer opens.
-
-    Raises:
-        UsageError: nsys is missing, too old or hangs, does not know a trace, or armed ranks do not trace nvtx.
+    run there. If ``armed``, every rank waits for a range that its trainer opens. Raises UsageError if nsys is missing,
+    too old or hangs, does not know a trace, or armed ranks do not trace nvtx.
     """
 
     def __init__(self, run_id: str, directory: Path, traces: str, *, armed: bool = False) -> None:

@@ -530,10 +530,7 @@ class FailedTurns:
 def requests_in(directory: RunDirectory) -> list[tuple[Path, ManualRequest]]:
     """The capture requests, oldest first, each with its file, to be removed once it is decided.
 
-    Files that hold no request are removed with a warning.
-
-    Raises:
-        OSError: such a file cannot be removed.
+    Files that hold no request are removed with a warning. Raises OSError if such a file cannot be removed.
     """
     found = []
     try:

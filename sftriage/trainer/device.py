@@ -38,9 +38,7 @@ _FUNCTIONS = (
 def driver() -> tuple[int, ...]:
     """Addresses of the functions that ``_device.c`` calls, in its order, in the driver that torch has loaded.
 
-    Raises:
-        OSError: the driver is not CUDA's.
-        AttributeError: it lacks one of them.
+    Raises OSError if the driver is not CUDA's, and AttributeError if it lacks one of them.
     """
     import ctypes  # (not in a job that has no GPU)
 
@@ -142,8 +140,7 @@ class DeviceTime:
     def gradient(self, visit: int) -> None:
         """Another gradient of a visit to the split sync stage has been launched, in any thread.
 
-        Raises:
-            Exception: as CUDA does; the step's own times go on.
+        Raises Exception as CUDA does; the step's own times go on.
         """
         opened = self._open
         if opened is None or not self._watches or self._cuda.is_current_stream_capturing():

@@ -130,10 +130,8 @@ class _Capture:
 class Mailbox:
     """The trainer's end of a mailbox: reads requests, shows progress, writes results. Driven at step boundaries.
 
-    It replaces a mailbox of an earlier process.
-
-    Raises:
-        OSError: the directory is missing or full, or may not be written.
+    It replaces a mailbox of an earlier process. Raises OSError if the directory is missing or full, or may not be
+    written.
     """
 
     def __init__(self, directory: Path, info: RingInfo) -> None:
@@ -150,11 +148,7 @@ class Mailbox:
         self._taken = 0
 
     def take(self) -> CaptureRequest | None:
-        """A new request, or None.
-
-        Raises:
-            CaptureError: the request cannot be carried out; the message says why.
-        """
+        """A new request, or None; raises CaptureError if the request cannot be carried out; the message says why."""
         seq = self.live[REQUEST_SEQ]
         if seq == self._taken:
             return None
@@ -471,8 +465,7 @@ def _reason(error: Exception) -> str:
 class Answering:
     """Answers requests for the stacks and the counters of this process: a pipe, and the thread that sleeps on it.
 
-    Raises:
-        OSError: the pipe cannot be created.
+    Raises OSError if the pipe cannot be created.
     """
 
     def __init__(self, directory: Path, info: RingInfo) -> None:

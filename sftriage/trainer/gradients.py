@@ -103,10 +103,8 @@ class GradientWatch:
     """The hooks on one model's parameters, and the ready moment of each step.
 
     It holds neither the model nor a parameter, and no weak reference to a parameter: ``torch.utils.swap_tensors``
-    refuses a tensor that has any. The recording needs a sync stage, the model ``parameters()``.
-
-    Raises:
-        Exception: as the model's own ``parameters()`` does.
+    refuses a tensor that has any. The recording needs a sync stage, the model ``parameters()``. Raises Exception as
+    the model's own ``parameters()`` does.
     """
 
     def __init__(self, recording: Recording, model: Any) -> None:

@@ -182,10 +182,7 @@ class RingInfo:
     ``started_mono_ns`` and ``started_wall_ns`` were read together: they place the host's monotonic clock in wall time.
     ``pid_start_ticks`` is when the kernel started ``pid`` (clock ticks since boot), so that a reused pid is not
     mistaken for the writer. ``writer`` is the form of the recorder ("C", "Python"); ``locked``: it holds a lock on the
-    ring for as long as it lives.
-
-    Raises:
-        RingError: invalid numbers, or a text that is too long.
+    ring for as long as it lives. Raises RingError for invalid numbers, or a text that is too long.
     """
 
     rank: int
@@ -260,11 +257,7 @@ def kind_words(kind: str) -> tuple[tuple[int, int], ...]:
 
 
 def with_additions(info: RingInfo, additions: bytes) -> RingInfo:
-    """The info with the later additions to its ring.
-
-    Raises:
-        RingError: the additions are invalid.
-    """
+    """The info with the later additions to its ring; raises RingError if the additions are invalid."""
     try:
         for line in additions.splitlines():
             added = json.loads(line)
@@ -282,8 +275,7 @@ def with_additions(info: RingInfo, additions: bytes) -> RingInfo:
 def decode_header(magic: bytes, header: bytes, name: str) -> Header:
     """Check the first `HEADER_BYTES` of a file, or as many as it has.
 
-    Raises:
-        RingError: foreign, truncated, of another version or byte order, or damaged.
+    Raises RingError if it is foreign, truncated, of another version or byte order, or damaged.
     """
     kind = _KINDS[magic]
     if header[: len(magic)] != magic[: len(header)] or not header:
@@ -322,11 +314,8 @@ def create_whole(
     """Create a file of a fixed size, which appears under its name fully formed; returns its descriptor, read and write.
 
     ``header`` makes the first bytes; its argument says whether the file is locked: with ``lock``, if the file system
-    has locks. With ``clobber`` it replaces a file of that name.
-
-    Raises:
-        FileExistsError: there is a file of that name already.
-        OSError: the directory is missing, full or not writable; or the mode or group cannot be set.
+    has locks. With ``clobber`` it replaces a file of that name. Raises FileExistsError if there is a file of that name
+    already, and OSError if the directory is missing, full or not writable; or the mode or group cannot be set.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
@@ -378,8 +367,8 @@ def _inode(descriptor: int) -> tuple[int, int]:
 class OpenFile:
     """A file that stays open until `close`, or the end of a ``with`` block.
 
-    Raises:
-        RingError: it cannot be opened, or is not a regular file; of every method: the file system reports an error.
+    Raises RingError if it cannot be opened, or is not a regular file; every method does if the file system
+    reports an error.
     """
 
     def __init__(self, path: Path | str, flags: int) -> None:
@@ -441,9 +430,8 @@ class OpenFile:
 class RingFile:
     """The file of one rank's ring; its `info` says whether it is locked.
 
-    Raises:
-        FileExistsError: there is a ring for this rank and attempt already.
-        OSError: the directory is missing, full or not writable.
+    Raises FileExistsError if there is a ring for this rank and attempt already, and OSError if the directory is
+    missing, full or not writable.
     """
 
     def __init__(self, directory: Path, info: RingInfo, slots: int) -> None:
@@ -462,9 +450,7 @@ class RingFile:
     def add(self, log: Log, **addition: object) -> None:
         """Add a line to the additions.
 
-        Raises:
-            RingError: there is no room left.
-            OSError: it could not be written.
+        Raises RingError if there is no room left, and OSError if it could not be written.
         """
         line = json.dumps(addition, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n"
         if self._written_bytes + len(line) > ADDITIONS_BYTES:
@@ -483,9 +469,8 @@ class RingFile:
 def claim(directory: Path, info: RingInfo, slots: int) -> RingFile:
     """Create this rank's ring under the first free attempt from the host's newest on, and sweep older ones.
 
-    Raises:
-        RingError: a running monitor holds this rank.
-        OSError: the directory is missing, full or not writable.
+    Raises RingError if a running monitor holds this rank, and OSError if the directory is missing, full or not
+    writable.
     """
     attempt = max(info.attempt, _newest(directory, info))
     while True:

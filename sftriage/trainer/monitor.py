@@ -89,9 +89,7 @@ class Monitor(Calls):
         device_time: also record the GPU's time in each stage once CUDA is in use (see
             `sftriage.trainer.device.DeviceTime`); by default unless ``SFTRIAGE_DEVICE_TIME`` is 0.
 
-    Raises:
-        SchemaError: the stages are invalid.
-        UsageError: another argument is invalid.
+    Raises SchemaError if the stages are invalid, and UsageError if another argument is invalid.
     """
 
     def __init__(

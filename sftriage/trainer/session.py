@@ -281,8 +281,7 @@ class TorchSession(Session):
     def store(self, spool: Path, request: CaptureRequest) -> tuple[int, str]:
         """Write trace and stacks into the spool, on any thread; returns the trace's bytes, and what is missing.
 
-        Raises:
-            CaptureError: there are neither stacks nor a whole trace within the allowed bytes.
+        Raises CaptureError if there are neither stacks nor a whole trace within the allowed bytes.
         """
         size_bytes, missing = 0, []
         try:
@@ -345,10 +344,8 @@ class NvtxSession(Session):
     """NVTX ranges for a profiler outside the trainer: around the capture, each step, and each stage.
 
     NVTX is torch's if torch was built with CUDA, or else that of the ``nvtx`` package, which is imported only now. All
-    ranges are in the default domain: torch's NVTX has no other.
-
-    Raises:
-        CaptureError: there is no NVTX in this process.
+    ranges are in the default domain: torch's NVTX has no other. Raises CaptureError if there is no NVTX in this
+    process.
     """
 
     def __init__(self) -> None:
@@ -395,9 +392,7 @@ def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, m
     """Write a trace by ``export`` to ``<spool>/<capture_id>.json``; returns its size in bytes.
 
     The file gets its name once it is whole on disk; a failure leaves nothing behind. Kineto reports no full disk.
-
-    Raises:
-        CaptureError: the trace is not whole or too large, or the name is taken.
+    Raises CaptureError if the trace is not whole or too large, or the name is taken.
     """
     final, partial = spool / f"{capture_id}.json", spool / f"{capture_id}.json.partial"
     if final.exists():
@@ -506,8 +501,7 @@ class StepSizes:
     def limit(self, request: CaptureRequest) -> tuple[int, str]:
         """The steps that a capture may have, and why not all (or "").
 
-        Raises:
-            CaptureError: a single step does not fit into its bytes.
+        Raises CaptureError if a single step does not fit into its bytes.
         """
         measured = self._measured.get(_key(request.options))
         if measured is None:

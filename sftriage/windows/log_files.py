@@ -35,8 +35,7 @@ def segment_name(file_name: str) -> SegmentName | None:
 def find_segments(directory: Path, ranks: Collection[int] | None = None) -> list[tuple[SegmentName, Path]]:
     """The files in a directory whose names are those of segments, of all ranks or some, sorted by name.
 
-    Raises:
-        OSError: the directory cannot be read.
+    Raises OSError if the directory cannot be read.
     """
     # (a large job has many files)
     beginning = "rank-" if ranks is None else tuple(f"rank-{rank}." for rank in ranks)
@@ -75,8 +74,7 @@ class LogFiles:
 def find_logs(directory: Path, kind: str = "steps", ranks: Collection[int] | None = None) -> list[LogFiles]:
     """The logs in a directory, of all ranks or some, by attempt and rank.
 
-    Raises:
-        OSError: the directory cannot be read.
+    Raises OSError if the directory cannot be read.
     """
     found: defaultdict[tuple[str, int, int], list[tuple[int, Path]]] = defaultdict(list)
     for name, path in find_segments(directory, ranks):

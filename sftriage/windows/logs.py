@@ -113,11 +113,7 @@ class KeptReadings:
     segments: Sequence[Path]
 
     def laid_over(self, steps: StepArrays) -> StepArrays:
-        """Steps of the rank with their counters.
-
-        Raises:
-            RingError: a file was removed, or the file system failed.
-        """
+        """Steps of the rank with their counters; raises RingError if a file was removed, or the file system failed."""
         if not len(steps):
             return steps
         begin_ns_B, end_ns_B = _times_ns(steps)
@@ -188,8 +184,7 @@ class LogReader:
         files: the files.
         skipped: the number of damaged, half-written or unordered slots that `read` has found so far.
 
-    Raises:
-        RingError: a header cannot be read: foreign, truncated, of another version or byte order, or damaged.
+    Raises RingError if a header cannot be read: foreign, truncated, of another version or byte order, or damaged.
     """
 
     def __init__(self, log: LogFiles | Path, kind: str = "steps") -> None:
@@ -204,8 +199,7 @@ class LogReader:
     def read(self, n_steps: int = STEPS_AT_A_TIME) -> StepArrays:
         """The next steps, at most ``n_steps``; empty once all have been read.
 
-        Raises:
-            RingError: the file was removed, or the file system failed.
+        Raises RingError if the file was removed, or the file system failed.
         """
         while self._unread:
             data = self._next(n_steps * self._slot_bytes)

@@ -63,8 +63,7 @@ _NOT_FINITE = "not a finite number"
 def load_npz(path: Path) -> Window:
     """A whole recording as one window.
 
-    Raises:
-        InputError: not a readable ``.npz``, or invalid arrays; the message names the array and the place.
+    Raises InputError if it is not a readable ``.npz``, or has invalid arrays; the message names them.
     """
     try:
         if not zipfile.is_zipfile(path):

@@ -124,8 +124,7 @@ class Ring(OpenFile):
         over: the writer had closed the ring before: nothing more will come.
         late_stages: stages that were declared too late to be in ``info``; their time stays with the stage around it.
 
-    Raises:
-        RingError: the file is foreign, truncated, of another version or byte order, or damaged.
+    Raises RingError if the file is foreign, truncated, of another version or byte order, or damaged.
     """
 
     def __init__(self, path: Path | str, skip: int = 0, *, grows: bool = True) -> None:
@@ -158,16 +157,14 @@ class Ring(OpenFile):
     def read(self) -> Batch:
         """The steps published since the last read.
 
-        Raises:
-            RingError: the file was truncated, or its header is invalid.
+        Raises RingError if the file was truncated, or its header is invalid.
         """
         return batches([self.copied()])[0]
 
     def reopened(self, n_steps: int) -> Ring:
         """The same ring, before the last ``n_steps`` steps that were read, as far as they still exist.
 
-        Raises:
-            RingError: it cannot be opened any more.
+        Raises RingError if it cannot be opened any more.
         """
         ring = Ring(self.path, max(0, self._read - n_steps), grows=False)
         ring.info = self.info
@@ -181,8 +178,7 @@ class Ring(OpenFile):
     def copied(self) -> Copied:
         """Copy the steps published since the last read.
 
-        Raises:
-            RingError: the file was truncated, or its header is invalid.
+        Raises RingError if the file was truncated, or its header is invalid.
         """
         over = bool(self._live()[layout.CLOSED])
         last_read, self.over = over and not self.over, over
@@ -202,11 +198,7 @@ class Ring(OpenFile):
         return Copied(self.info, first + 1, words_M, bounds[skipped:], last_read, missed)
 
     def status(self) -> RankStatus:
-        """What the rank is doing now.
-
-        Raises:
-            RingError: the file was truncated, or its header is invalid.
-        """
+        """What the rank is doing now; raises RingError if the file was truncated, or its header is invalid."""
         words_M = self._unread(keep=True)
         words = np.concatenate([self._last, words_M]).tolist()
         stage, since_ns, step, step_since_ns, special = _now(words, self.info.schema)
@@ -227,8 +219,7 @@ class Ring(OpenFile):
     def ended_in(self) -> tuple[int, str | None]:
         """The step in which the writer has ended, or -1, and its stage: None after a step, "" if it is unknown.
 
-        Raises:
-            RingError: the file was truncated, or its header is invalid.
+        Raises RingError if the file was truncated, or its header is invalid.
         """
         words = np.concatenate([self._last, self._unread(keep=True)]).tolist()
         codes = [word >> layout.CODE_AT for word in words if word >> layout.CODE_AT in _LIMITS]

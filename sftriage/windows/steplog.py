@@ -137,8 +137,7 @@ class SegmentedLog:
         info: the content of its headers: an earlier agent's log has the stages and the cohort that were known then.
         last: the first word of its last record, or 0.
 
-    Raises:
-        RingError: the log cannot be written, or belongs to another writer.
+    Raises RingError if the log cannot be written, or belongs to another writer.
     """
 
     def __init__(
@@ -190,8 +189,7 @@ class SegmentedLog:
     def extend(self, raw: bytes) -> None:
         """Append whole records, each later than those that the log has.
 
-        Raises:
-            RingError: the disk failed. The records up to `last` are in the log.
+        Raises RingError if the disk failed. The records up to `last` are in the log.
         """
         size, at = self._record_bytes, 0
         self._newest.wake()
@@ -224,8 +222,7 @@ class SegmentedLog:
     def drop(self, path: Path) -> None:
         """Remove a segment that is no longer written to.
 
-        Raises:
-            RingError: it cannot be removed; the next writer of the log tries again.
+        Raises RingError if it cannot be removed; the next writer of the log tries again.
         """
         self._full = [segment for segment in self._full if segment.path != path]
         try:
@@ -326,8 +323,7 @@ class StepLog(SegmentedLog):
         kept: its limits; by default none.
         there: its files, whole and thinned, by kind and oldest first; by default those in the directory.
 
-    Raises:
-        RingError: the log cannot be written, or belongs to another writer.
+    Raises RingError if the log cannot be written, or belongs to another writer.
     """
 
     def __init__(
@@ -351,8 +347,7 @@ class StepLog(SegmentedLog):
             steps: in order.
             blocks: the blocks of steps that thinning keeps (see `blocks_of`).
 
-        Raises:
-            RingError: the disk failed.
+        Raises RingError if the disk failed.
         """
         new = steps[steps.seq_B > self.last]
         if not len(new):
@@ -401,8 +396,7 @@ class CountersLog(SegmentedLog):
     Args:
         limits: its limits; by default none.
 
-    Raises:
-        RingError: the log cannot be written, or belongs to another writer.
+    Raises RingError if the log cannot be written, or belongs to another writer.
     """
 
     def __init__(self, directory: Path, info: RingInfo, limits: KeptSteps | None = None) -> None:
@@ -410,11 +404,7 @@ class CountersLog(SegmentedLog):
         super().__init__(directory, info, COUNTERS_KIND, COUNTERS_MAGIC, lambda _: READING_BYTES, 0, limits)
 
     def add(self, reading: tuple[int, ...]) -> None:
-        """Append a reading, and remove old ones.
-
-        Raises:
-            RingError: the disk failed, and the log is unchanged.
-        """
+        """Append a reading, and remove old ones; raises RingError if the disk failed, and the log is unchanged."""
         words = _READING.pack(*reading)
         self.extend(words + _WORD.pack(crc32(words)))
         for path in self.old():
