@@ -241,13 +241,19 @@ class Catalogue:
         self._database = PostgresDatabase(at) if isinstance(at, str) else _SqliteFile(None if at is None else Path(at))
         self._store, self.name = store, self._database.name
 
-    def add(self, manifest: Manifest) -> None:
-        """Index a capture of the store; repeating it changes nothing."""
-        self._insert([manifest])
+    def add(self, *manifests: Manifest) -> None:
+        """Index captures of the store; repeating it changes nothing."""
+        rows = [CaptureRow.of(manifest, self._own_name, self._own_store.reference(manifest)) for manifest in manifests]
+        values = [{"key": _key_of(row.store, row.reference), **dataclasses.asdict(row)} for row in rows]
+        for first in range(0, len(values), _BATCH):
+            self._run_query(partial(_upsert, _captures, values[first : first + _BATCH]), write=True)
 
-    def drop(self, reference: str) -> None:
-        """Drop a capture from the index, by its reference, if it is there."""
-        self._delete([reference])
+    def drop(self, *references: str) -> None:
+        """Drop captures from the index, by their references, as far as they are there."""
+        keys = [_key_of(self._own_name, reference) for reference in sorted(references)]
+        for first in range(0, len(keys), _BATCH):
+            forget = sa.delete(_captures).where(_captures.c.key.in_(keys[first : first + _BATCH]))
+            self._run_query(partial(sa.Connection.execute, statement=forget), write=True)
 
     def find(self, wanted: CaptureQuery | None = None) -> list[CaptureRow]:
         """The captures that match, oldest first; a capture in several stores comes once."""
@@ -271,8 +277,8 @@ class Catalogue:
         known = self._references()
         there = self._own_store.ids()
         found, problems = self._read((there - known) | (there & self._run_query(self._unexplained)), progress)
-        self._insert(found)
-        self._delete(known - there)
+        self.add(*found)
+        self.drop(*(known - there))
         return problems
 
     def reindex(self, progress: Progress | None = None) -> tuple[int, tuple[str, ...]]:
@@ -280,8 +286,8 @@ class Catalogue:
         # (before reading the store: a capture that is added from now on is kept)
         known = self._references()
         found, problems = self._read(self._own_store.ids(), progress)
-        self._insert(found)
-        self._delete(known - set(map(self._own_store.reference, found)))
+        self.add(*found)
+        self.drop(*(known - set(map(self._own_store.reference, found))))
         mark = {"key": _key_of(self._own_name), "store": self._own_name}
         self._run_query(partial(_upsert, _stores, [mark]), write=True)
         return len(found), (*problems, *self._own_store.leftovers())
@@ -300,18 +306,6 @@ class Catalogue:
             if reference in still
         )
         return listing.manifests, tuple(problems)
-
-    def _insert(self, found: Sequence[Manifest]) -> None:
-        rows = [CaptureRow.of(manifest, self._own_name, self._own_store.reference(manifest)) for manifest in found]
-        values = [{"key": _key_of(row.store, row.reference), **dataclasses.asdict(row)} for row in rows]
-        for first in range(0, len(values), _BATCH):
-            self._run_query(partial(_upsert, _captures, values[first : first + _BATCH]), write=True)
-
-    def _delete(self, references: Collection[str]) -> None:
-        keys = [_key_of(self._own_name, reference) for reference in sorted(references)]
-        for first in range(0, len(keys), _BATCH):
-            forget = sa.delete(_captures).where(_captures.c.key.in_(keys[first : first + _BATCH]))
-            self._run_query(partial(sa.Connection.execute, statement=forget), write=True)
 
     def _references(self) -> frozenset[str]:
         query = sa.select(_captures.c.reference).where(_captures.c.store == self._own_name)
