@@ -498,7 +498,6 @@ class HostEnd:
 
     def _log_problem(self, problem: str, kind: str = "") -> None:
         # (under SLURM, the logs of all hosts go to one output)
-
         self._log_once("host %s: %s", self._name, problem, key=kind or problem)
 
 

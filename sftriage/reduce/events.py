@@ -391,7 +391,6 @@ class Trace:
         """The selected events, in the order of the file, some thousands at a time."""
         for block in self.blocks:
             found = block.events(query)
-
             if found is not None and len(found):
                 yield found
 

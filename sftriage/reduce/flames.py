@@ -118,7 +118,6 @@ def flames(*sides: Folded) -> Flame:
 class _Node:
     seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
     # By line, since hashing a frame would take as long as all the rest.
-
     lines: dict[int, tuple[float, Frame]] = field(default_factory=dict)
     functions: dict[tuple[str, str], _Node] = field(default_factory=dict)
     stood: dict[Frame, list[float]] = field(default_factory=dict)

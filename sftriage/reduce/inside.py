@@ -62,7 +62,6 @@ def launched(trace: Trace, track: int, spans: Intervals, start_N: Ints) -> tuple
     ``track`` is a thread of the launching process, ``start_N`` has the starts of the steps. Returns the times by kernel
     (overlaps on one stream count once), the time in any of these, and the device's time of waiting for its host, from
     the end of its earlier work to the end of all of this. None: nothing was launched, or too much.
-
     """
     try:
         of_process = trace.parts(EventQuery((RUNTIME,), tracks=trace.process(track)))

@@ -589,7 +589,6 @@ class LocalStore(Store):
     def _lock(self, *, sweeping: bool = False) -> contextlib.AbstractContextManager[object]:
         if not self._captures.is_dir():
             # (one by one, because `parents` would create directories with another mode)
-
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._captures.mkdir(mode=0o700, exist_ok=True)
             sync_directory(self._root)
