@@ -158,7 +158,7 @@ class SlowLink:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What one suspect cost a job of ``ranks`` ranks, in steps that no earlier window has counted.
+    """What one suspect, or a slow link, cost a job of ``ranks`` ranks, in steps that no earlier window has counted.
 
     ``step_s`` has the exposed seconds that fixing it would have saved in each step, from ``first_step`` on. ``of`` is
     the suspect if the verdict does not name it: the one named before a capture that disturbs the window.

@@ -19,7 +19,7 @@ import msgspec
 from sftriage.errors import InputError
 from sftriage.model.captures import CaptureRequest, CaptureResult, LeftOpen, Profiler
 from sftriage.model.verdicts import Suspect, Verdict
-from sftriage.words.verdicts import slow_stage, subject
+from sftriage.words.verdicts import link_name, slow_stage, subject
 
 WHOLE = "*"
 """The key for all local stages; no stage has this name."""
@@ -478,17 +478,21 @@ class Losses:
 
     def added_by(self, verdict: Verdict) -> AddedLoss | None:
         """What one more verdict adds; None if nothing."""
-        lost = verdict.lost
+        lost, link = verdict.lost, verdict.link
         suspect = verdict.named if lost is None or lost.of is None else lost.of
-        if lost is None or suspect is None:
+        if lost is None or (suspect is None and link is None):
             return None
         # A controller that takes over may not know which steps are counted already.
         skipped = max(0, self.counted.get(verdict.attempt, -1) + 1 - lost.first_step)
         new_s = lost.step_s[skipped:]
         if not new_s:
             return None
-        key = suspect_key(suspect, self.by_suspect)
-        named = SuspectLoss(subject(suspect), slow_stage(replace(suspect, stage=suspect.identity[2])))
+        if suspect is not None:
+            key = suspect_key(suspect, self.by_suspect)
+            named = SuspectLoss(subject(suspect), slow_stage(replace(suspect, stage=suspect.identity[2])))
+        elif link is not None:
+            key = f"link {link.host} {link.peer}".strip()
+            named = SuspectLoss(link_name(link), " and ".join(verdict.sync))
         if key not in self.by_suspect and len(self.by_suspect) >= MOST_SUSPECTS:
             key, named = OTHERS, SuspectLoss(OTHERS, "")
         return AddedLoss(verdict.attempt, lost.first_step + skipped, new_s, lost.ranks, key, named)

@@ -407,10 +407,10 @@ def _judge(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Pas
         own = own.after(evidence.regime, evidence.like, window.last_step)
     after = replace(evidence.after, own_best=own_best, baseline=baseline, own=own, named=named)
     verdict = with_regression(verdict, slower, own_best.numbers(window.first_step, settings), window)
+    verdict, link = _with_link(verdict, window, evidence, past)
     verdict = replace(verdict, lost=_lost(verdict, evidence, named, past.counted_step))
     counted_step = past.counted_step if verdict.lost is None else window.last_step
     after = replace(past, device=after) if on_device else after
-    verdict, link = _with_link(verdict, window, evidence, past)
     rates = best_rates(window.links, past.best_rates) if window.links else past.best_rates
     paused = pauses(evidence.measures, settings, before.own_best.next_step, window.attempt)
     return verdict, replace(after, counted_step=counted_step, paused=paused, best_rates=rates, link=link)
@@ -439,7 +439,11 @@ def _with_link(
 
 
 def _lost(verdict: Verdict, evidence: WindowEvidence, named: Suspect | None, counted_step: int) -> Lost | None:
-    """What the named suspect has cost in each step after ``counted_step``; None if there is none, or no cost."""
+    """What the named suspect, or the slow link, has cost in each step after ``counted_step``; None if nothing."""
+    if verdict.link is not None and "slow_link" in verdict.reasons:
+        first = max(verdict.first_step, counted_step + 1)
+        step_s = (round(verdict.link.cost_s, 7),) * (verdict.last_step + 1 - first)
+        return Lost(first, step_s, len(evidence.roles.role_R)) if step_s else None
     if named is None or (verdict.label != "suspect" and "self_inflicted" not in verdict.reasons):
         return None
 

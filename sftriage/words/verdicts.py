@@ -378,16 +378,20 @@ _USUAL: Mapping[Against, str] = {
 }
 
 
+def link_name(link: SlowLink) -> str:
+    """The link, by its host or by both."""
+    if not link.peer:
+        return f"the link of {link.host}"
+    about = ("between", "and") if link.direction == "both" else ("from", "to")
+    return f"the link {about[0]} {link.host} {about[1]} {link.peer}"
+
+
 def link_phrase(link: SlowLink) -> str:
     """Which link is slow, what it carries beside others, and what that costs."""
-    name = f"the link of {link.host}"
-    if link.peer:
-        name = f"the link {'between' if link.direction == 'both' else 'from'} {link.host} "
-        name += f"{'and' if link.direction == 'both' else 'to'} {link.peer}"
     does = "carries" if link.peer else _SIDES[link.direction]
     again = f", with {link.again_per_s:.0f} segments a second sent again" if link.again_per_s >= 1.0 else ""
     usual = _USUAL[link.against].format(bits(link.usual_bits_per_s))
-    return f"{name} {does} {bits(link.bits_per_s)}, {usual}{again}; costs {milliseconds(link.cost_s)} a step"
+    return f"{link_name(link)} {does} {bits(link.bits_per_s)}, {usual}{again}; costs {milliseconds(link.cost_s)} a step"
 
 
 def bits(per_s: float) -> str:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sftriage.model.verdicts import Settings
 from sftriage.model.windows import LinkUse
+from sftriage.policy.state import Losses
 from sftriage.testing import SyntheticJob
 from sftriage.verdict.judging import judge
 from sftriage.verdict.links import best_rates, bulk_links, slow_link
@@ -152,6 +153,11 @@ def test_a_window_with_a_slow_link_is_held_for_it_and_names_no_rank():
     assert (verdict.label, verdict.reasons, verdict.named) == ("needs_evidence", ("slow_link",), None)
     assert verdict.link.host == "b"
     assert link_phrase(verdict.link) in verdict_sentence(verdict)
+    # AND its steps are charged to it, once each
+    losses = Losses().after(verdict).after(verdict)
+    (loss,) = losses.largest
+    assert (loss.who, loss.where, loss.steps) == ("the link of b", "backward", len(window.durations_NRS))
+    assert losses.lost_s == pytest.approx(loss.steps * verdict.link.cost_s)
     # AND ranks that are missing leave it undecided
     window.durations_NRS[::2, 3] = np.nan
     verdict, _ = judge(replace(window, links=SENDS), None, SETTINGS)
