@@ -27,6 +27,7 @@ from sftriage.base.bounds import printable
 from sftriage.base.process import cgroups, content_of
 from sftriage.model.hangs import Fact
 from sftriage.trainer.locks import attribute, variables
+from sftriage.trainer.seams.steps import LOADED, OF_LOADER
 from sftriage.trainer.session import GUARD
 from sftriage.trainer.stacks import is_own
 from sftriage.trainer.waits import training_thread
@@ -86,8 +87,9 @@ def _objects() -> Iterator[tuple[str, object]]:
     known = _known(loaders | optimizers)
     # (the iterator of a loop may outlive its loader)
     of_loaders = [(found, before) for found in known if id(type(found)) in loaders for before in ("", "_")]
-    for name in ("num_workers", "batch_size", "pin_memory", "prefetch_factor", "persistent_workers"):
-        values = (attribute(found, before + name) for found, before in of_loaders)
+    for name in OF_LOADER:
+        values = [attribute(found, before + name) for found, before in of_loaders]
+        values += [loader[name] for loader in list(LOADED)]
         yield name, _joined(value for value in values if isinstance(value, int))
     groups = [attribute(found, "param_groups") for found in known if id(type(found)) in optimizers]
     tensors = (tensor for some in groups if isinstance(some, list) for group in some for tensor in group["params"])

@@ -42,7 +42,17 @@ from sftriage.model.windows import LOADER_START
 from sftriage.trainer import ends
 from sftriage.trainer.seams import models
 from sftriage.trainer.seams.hooks import AROUND, REMAPS, Exchanges, Models, Optimizers, Replaced, uncompiled
-from sftriage.trainer.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, H2D, STAGES, StageSteps
+from sftriage.trainer.seams.steps import (
+    CHECKPOINT,
+    COMPILATION,
+    EVALUATION,
+    EXCHANGE,
+    H2D,
+    LOADED,
+    OF_LOADER,
+    STAGES,
+    StageSteps,
+)
 
 if TYPE_CHECKING:
     from sftriage.trainer.monitor import Monitor
@@ -108,6 +118,7 @@ class Seams:
     def stop(self) -> None:
         """Remove the seams; those that others have wrapped meanwhile stay, and do nothing."""
         self.on.clear()
+        LOADED.clear()
         self.optimizers.remove()
         self.replaced.undo()
         self.models.remove()
@@ -165,6 +176,7 @@ class Seams:
 
     def _loaded(self, _: object, loader: Any) -> None:
         self.steps.leave("data")
+        LOADED.append({name: getattr(loader, name) for name in OF_LOADER})
         if loader.num_workers and not loader.persistent_workers:
             self.steps.note(LOADER_START)
 

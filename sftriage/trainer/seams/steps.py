@@ -6,6 +6,7 @@ a step, and which models are trained; the monitor is made after it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,9 @@ EXCHANGE = "exchange"
 """A stage of jobs of several ranks: the time a rank waits in a collective, inside any other stage."""
 ALL_STAGES = (*STAGES, H2D, EXCHANGE)
 EVALUATION, CHECKPOINT, COMPILATION = "evaluation", "checkpoint", "compilation"
+OF_LOADER = ("num_workers", "batch_size", "pin_memory", "prefetch_factor", "persistent_workers")
+LOADED: deque[dict[str, object]] = deque(maxlen=4)
+"""These attributes of the DataLoaders that began an iteration last: a loop need not hold a reference to its loader."""
 IN_BACKWARD = 0
 """The id of all optimizers that step while gradients are accumulated: no object has it."""
 _NO_THREAD = -1

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import sftriage
-from sftriage.trainer import monitor
+from sftriage.trainer import facts, monitor
 from sftriage.trainer.moments import FORM, WHY_NOT_C
 from sftriage.trainer.monitor import RINGS_ENV, AutomaticMonitor, Monitor
 from sftriage.trainer.seams import hooks, patches
@@ -790,6 +790,9 @@ def test_a_step_in_which_the_loader_starts_its_workers_anew_is_noted_unless_it_e
             model(batch).square().mean().backward()
             optimizer.step()
     assert {record.step: record.kind for record in recorded(rings) if record.kind} == noted
+    # AND what the loader runs with is known, though the loop may hold no reference to it
+    del batches
+    assert facts.answer()["num_workers"] == workers.get("num_workers", 0)
 
 
 def test_a_framework_marks_the_ends_and_numbers_of_steps(rings, monkeypatch):
