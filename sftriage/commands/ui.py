@@ -150,7 +150,9 @@ def serve_page(
         server.start()
         try:
             with ending_on_sigterm(), contextlib.suppress(KeyboardInterrupt):
-                threading.Event().wait()
+                # (a signal just before a wait without a limit would not end it)
+                while not stopping.wait(FOUND_EVERY_S):
+                    pass
         finally:
             # (this ends the event streams of open pages)
             stopping.set()

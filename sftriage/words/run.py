@@ -324,7 +324,7 @@ def time_sentence(times: TimeTable) -> str:
 
 
 MENDED = {
-    "by_itself": "{who} mended since about step {step:,}",
+    "by_itself": "{who} mended by step {step:,}",
     "restart": "{who} mended since step {step:,} (restart)",
     "run": "{who} mended since run {run}",
     "remedy": "{who} mended since step {step:,} (remedy)",

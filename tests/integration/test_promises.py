@@ -8,6 +8,7 @@ from tests.integration.processes import FORKED, JOBS, TORCHRUN
 
 pytest.importorskip("torch")
 LATE_S = 0.03
+WINDOW_STEPS, STRIDE_STEPS = 50, 10
 SLOW, CALM = [180, 1, LATE_S, 10_000], [140, 1, 0.0, 0]
 
 
@@ -50,7 +51,8 @@ def test_a_fault_that_ends_by_itself_and_one_that_moves_to_all_ranks(start, envi
     ends, everywhere = [360, 1, LATE_S, 179], [140, None, LATE_S, 10_000]
     (mend,) = watch(start, environment, tmp_path, "ends", ends)["mends"]
     assert (mend["by"], mend["judgement"]) == ("by_itself", "kept")
-    assert 179 <= mend["since_step"] <= 210
+    # (a window that begins by step 179 may still name it)
+    assert 179 < mend["since_step"] <= 179 + WINDOW_STEPS + STRIDE_STEPS
     # THEN what all have has won nothing
     (mend,) = watch(start, environment, tmp_path, "moves", SLOW, everywhere)["mends"]
     assert (mend["by"], mend["judgement"]) == ("restart", "less")

@@ -38,7 +38,6 @@ from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from sftriage.log import warn
-from sftriage.model.windows import LOADER_START
 from sftriage.trainer import ends
 from sftriage.trainer.seams import models
 from sftriage.trainer.seams.hooks import AROUND, REMAPS, Exchanges, Models, Optimizers, Replaced, uncompiled
@@ -178,6 +177,8 @@ class Seams:
         self.steps.leave("data")
         LOADED.append({name: getattr(loader, name) for name in OF_LOADER})
         if loader.num_workers and not loader.persistent_workers:
+            from sftriage.model.windows import LOADER_START
+
             self.steps.note(LOADER_START)
 
     def _begin(self) -> Monitor | None:

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from sftriage.model.windows import LOADER_START
-
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
@@ -214,5 +212,7 @@ class StageSteps:
 def _kind(kinds: set[str]) -> str:
     if COMPILATION in kinds:
         return COMPILATION
+    from sftriage.model.windows import LOADER_START  # not above: a process that does not train need not have it
+
     work = kinds - {LOADER_START} or kinds
     return "eval+checkpoint" if len(work) > 1 else next(iter(work))

@@ -2,7 +2,8 @@
 
 ``waits.py DIRECTORY KIND``, in the last step. ``file``: all ranks wait in data for a lock of DIRECTORY/shards that
 another process holds. ``uneven``: rank 2 has no more batches, and the others wait for it in backward; ``left``: it has
-closed its monitor, too. ``between``: all ranks are between two steps. ``first``: rank 1 is in its first forward.
+closed its monitor, too. ``between``: all ranks are between two steps. ``first``: rank 1 is in its first forward. Before
+that they train for some seconds, in which sftriage learns how long a step takes.
 """
 
 import fcntl
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import sftriage
 
-RANKS, STEPS = 3, 60
+RANKS, STEPS, STEP_S = 3, 60, 0.05
 
 
 def train(rank: int, directory: Path, kind: str, meeting) -> None:
@@ -32,7 +33,7 @@ def train(rank: int, directory: Path, kind: str, meeting) -> None:
             wait()
         with monitor.step():
             with monitor.stage("data"):
-                time.sleep(0.02)
+                time.sleep(STEP_S)
                 if last and kind == "file":
                     with (directory / "shards").open("w") as shards:
                         fcntl.flock(shards, fcntl.LOCK_SH)

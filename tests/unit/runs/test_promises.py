@@ -215,7 +215,7 @@ MEND = Mend(("rank 1 in data",), "restart", 400, 0.0356, 0.0356, 0.0349, 0.0006,
         ),
         (
             replace(MEND, who=("rank 1 in data", "rank 2 in forward"), by="by_itself", least_s=0.03),
-            "Rank 1 in data and rank 2 in forward are mended since about step 400: 34.9 ms a step less (± 0.6 ms), "
+            "Rank 1 in data and rank 2 in forward are mended by step 400: 34.9 ms a step less (± 0.6 ms), "
             "30.0 ms to 35.6 ms promised.",
         ),
         (
