@@ -41,7 +41,7 @@ _REQUEST = struct.Struct("=IHHIIBBBBI48x")
 _HEADER, _ATTRIBUTE = struct.Struct("=IH10x"), struct.Struct("=HH")
 _INODE, _ATTRIBUTES_AT = struct.Struct("=68xI"), 72
 _TCP_INFO = struct.Struct("=7xB16xI72xI16xQ32xQQQ")
-"""Whether the last delivery rate is that of too little data (bit 0); segments in flight; segments sent again; bytes
+"""Whether too little data shaped the last delivery rate (bit 0); segments in flight; segments sent again; bytes
 acknowledged; the last delivery rate, in bytes per second; microseconds with data to send, and those of them in which
 the receiver's window was closed."""
 
@@ -50,8 +50,8 @@ the receiver's window was closed."""
 class SocketUse:
     """One socket: segments in flight, and sent again; bytes acknowledged; time with data that the peer takes.
 
-    ``delivered_per_s`` is the kernel's last estimate of the bytes that the path takes. ``at_rest`` it may be too high:
-    that of a small message after an exchange, which passed in one piece.
+    ``delivered_per_s`` is the kernel's last estimate of the bytes that the path takes. It may be too high ``at_rest``,
+    as of a small message after an exchange, which passes in one piece.
     """
 
     address: bytes

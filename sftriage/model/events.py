@@ -321,7 +321,7 @@ class RemedyChanged(_Event, tag="remedy", frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A fact by which a suspect differs: its ``value``, and that of ``alike`` of the peers; None: they have none."""
+    """A fact by which a suspect differs: its ``value``, and that of ``alike`` peers in ``others``. None: no value."""
 
     name: str
     value: Fact | None

@@ -249,10 +249,11 @@ class JobStatus:
 class LinkUse:
     """What the ranks of one host sent to another host between two readings.
 
-    ``address`` is their own, ``peer`` that of the other host, and then its name; "" for an RDMA port, which is used for
-    all of them. Sending ``sent_bytes`` took ``busy_s``, without the time in which the receiver read nothing. ``again``
-    counts segments sent again. By the kernel's last estimate the path takes ``delivered_bits_per_s``, or less if it was
-    ``at_rest``. The interface has ``speed_bits_per_s``, 0 if unknown. Times are of the host's clock, since the epoch.
+    ``address`` is the host's own. ``peer`` is the other host's address, which the controller replaces by its name; ""
+    for an RDMA port, which reaches all hosts. Sending ``sent_bytes`` took ``busy_s``, without the time in which the
+    receiver read nothing. ``again`` counts segments sent again. By the kernel's last estimate the path takes
+    ``delivered_bits_per_s``, or less if it was ``at_rest``. The interface has ``speed_bits_per_s``, 0 if unknown. Times
+    are of the host's clock, since the epoch.
     """
 
     host: str

@@ -141,7 +141,7 @@ class WindowRow(_DecisionRow):
     instead. ``coverage`` is the fraction of the window's vectors that arrived, and ``lost_s`` what the window adds to
     the cost of suspects. ``trouble`` is the key (`policy.state`) by which windows are compared. ``regression`` is set
     while the job is slower than its own best, and once when that ends; ``stall`` while a step stalls. ``news`` says
-    whether to print the window. ``period_steps`` and ``alone`` are those of the named suspect, ``work`` that of a step
+    whether to print the window. The named suspect has ``period_steps`` and ``alone``, and a step has ``work``
     (0: not noted); ``lost_from_step`` is the first that adds to ``lost_s``.
     """
 

@@ -93,8 +93,8 @@ def _longest(path: Path) -> Window:
 def operations_of(window: Window, verdict: Verdict | None = None) -> Operations:
     """A recording's stages as operations: a rank is a worker, its cohort a stage of the pipeline.
 
-    A step runs from the end of the last sync stage of the step before to that of its own, where the ranks are together;
-    the stages after it belong to the next step. Without a sync stage no rank waits for another. The suspect of the
+    A step ends where its last sync stage does, since the ranks are together there; the stages after it belong to the
+    next step. Without a sync stage no rank waits for another. The suspect of the
     ``verdict`` on these steps is the named worker.
 
     Raises:

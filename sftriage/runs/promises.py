@@ -38,7 +38,7 @@ JOB = "job"
 class AttemptRows:
     """The windows of one attempt of a job of ``ranks`` ranks (0: unknown); ``run``: of this earlier run.
 
-    ``mean_step_s`` is the mean time from the begin of one step to that of another, if both are on record.
+    ``mean_step_s`` returns the mean duration of the steps between two, if both are on record.
     """
 
     rows: Sequence[WindowRow]
@@ -114,7 +114,7 @@ def _of_remedy(kept: RemedyChanged) -> Mend:
 
 
 def _key(row: WindowRow) -> str:
-    """Whose promise a window makes: that of a suspect which lasts, or the job's own best; "" for none."""
+    """The key of what a window promises about: a suspect that lasts, or the job's own best; "" for nothing."""
     if row.label == "suspect":
         return row.trouble if row.suspects and row.suspects[0].pattern != "one-off" else ""
     return JOB if "regressed" in row.reasons and row.regression is not None and not row.regression.kind else ""

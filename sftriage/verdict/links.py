@@ -22,8 +22,7 @@ from sftriage.model.windows import LinkUse
 LEAST_READINGS = 3
 """Readings of a link, at least: its rate differs from one to the next."""
 BULK_FRACTION = 0.1
-"""A link that carries less than this part of what the busiest one does is not compared: its rate is that of small
-messages."""
+"""The rule ignores a link that carries less than this part of what the busiest one does: it carries small messages."""
 SLOW_FRACTION = 0.5
 """A link with less than this part of its peers' rate is slow."""
 SLOW_ALONE_FRACTION = 0.25
@@ -42,7 +41,7 @@ Rates: TypeAlias = "Mapping[Pair, float]"
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What one host sent to another in some seconds; its rate is that of the median reading."""
+    """What one host sent to another in some seconds; the median reading gives its rate."""
 
     pair: Pair
     readings: tuple[LinkUse, ...]
