@@ -1,5 +1,6 @@
 """One cluster for all tests of a run: `SFTRIAGE_TEST_CLUSTER_STATE` names one that runs already."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,21 +9,35 @@ import pytest
 
 from tests.cluster import node
 from tests.cluster.node import Node
+from tests.cluster.samples import Store, kustomized
+from tests.integration.kube import SYSTEM
+from tests.integration.s3 import served
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory) -> Iterator[Node]:
-    """A cluster that has the images of this checkout; nothing of sftriage is in it yet."""
+    """A cluster that has the images of this checkout; a new one has nothing of sftriage yet."""
     if why := node.missing():
         pytest.skip(why)
     archives = node.images()
-    if running := os.environ.get(node.RUNNING):
-        one = Node(Path(running))
+    with contextlib.ExitStack() as held:
+        running = os.environ.get(node.RUNNING)
+        one = Node(Path(running)) if running else held.enter_context(Node.start(tmp_path_factory.mktemp("c") / "state"))
         one.load(*archives)
-        with one.as_newer():
-            yield one
-        return
-    with Node.start(tmp_path_factory.mktemp("cluster") / "state") as one:
-        one.load(*archives)
-        with one.as_newer():
-            yield one
+        held.enter_context(one.as_newer())
+        yield one
+
+
+@pytest.fixture(scope="session")
+def store(cluster) -> Iterator[Store]:
+    """A store that pods reach, and that the installed operator may delete from."""
+    with served(cluster.machine) as server:
+        yield Store(server)
+
+
+@pytest.fixture
+def installed(cluster, store) -> Node:
+    """The cluster with `k8s/` of this checkout, and with settings that name the store."""
+    image = node.tag(node.images()[0])
+    cluster.install(kustomized(cluster, store.settings, image), lambda: store.secret(cluster, SYSTEM))
+    return cluster

@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.integration.kube import SYSTEM, Cluster
@@ -24,17 +24,13 @@ SCRIPTS = Path(os.environ.get("SFTRIAGE_TEST_CLUSTER") or ROOT.parent / "shared"
 CACHE = Path(os.environ.get("SFTRIAGE_TEST_CLUSTER_CACHE") or Path.home() / ".cache" / "sftriage-cluster")
 PROGRAMS = CACHE / "programs"
 IMAGE, TRAINER = "docker.io/library/sftriage:latest", "docker.io/library/trainer:1"
+SETTINGS = "sftriage-injection"
+PARTS = ("sftriage-certificates", "sftriage-webhook", "sftriage-operator")
 RUNNING = "SFTRIAGE_TEST_CLUSTER_STATE"
 """The variable that names the folder of a cluster that runs already (`up DEST STATE`): tests leave it running."""
 _IN_IMAGE = (
-    "Dockerfile",
-    ".dockerignore",
-    "pyproject.toml",
-    "constraints.txt",
-    "hatch_build.py",
-    "sftriage",
-    "k8s",
-    "policies",
+    *("Dockerfile", ".dockerignore", "pyproject.toml", "constraints.txt", "hatch_build.py"),
+    *("README.md", "LICENSE", "sftriage", "k8s/crds", "policies"),
 )
 _KEPT = 8
 FIRST, LAST = 100, 250
@@ -91,6 +87,11 @@ def images(checkout: Path = ROOT) -> list[Path]:
     return [ours, folder / "trainer.tar"]
 
 
+def tag(archive: Path) -> str:
+    """The image of an archive that `images` made, by the checkout's content."""
+    return f"{IMAGE.rpartition(':')[0]}:{archive.stem.removeprefix('sftriage-')}"
+
+
 def for_old(manifests: str) -> str:
     """Manifests for Kubernetes 1.20: without what it does not know; the webhook takes it for 1.29."""
     settings = "        - /settings/settings.yaml\n"
@@ -120,7 +121,15 @@ class Node(Cluster):
             script("down", state)
 
     def load(self, *archives: Path) -> None:
-        script("image", "load", self.state, *archives)
+        """Give the node images; a checkout's is `sftriage:latest`, and has a tag of its own beside (`tag`)."""
+        for archive in archives:
+            if not (loaded := self.state / f"{archive.name}.loaded").exists():
+                script("image", "load", self.state, archive)
+                loaded.touch()
+                if archive.name.startswith("sftriage-"):
+                    self.ctr("images", "tag", "--force", IMAGE, tag(archive))
+            if archive.name.startswith("sftriage-"):
+                self.ctr("images", "tag", "--force", tag(archive), IMAGE)
 
     def ctr(self, *arguments: str) -> str:
         command = [str(PROGRAMS / "bin" / "ctr"), "-a", str(self.state / "containerd.sock"), "-n", "k8s.io", *arguments]
@@ -144,8 +153,26 @@ class Node(Cluster):
             wait_until(lambda: "ready" in log.read_text(), 60)
             yield
 
-    def install(self, manifests: str | None = None) -> None:
-        """`kubectl apply -k k8s/`, and wait until it is there."""
-        text = manifests or self.kubectl("kustomize", str(ROOT / "k8s")).stdout
-        self.kubectl("apply", "-f", "-", text=for_old(text))
-        self.kubectl("wait", "-n", SYSTEM, "--for=condition=Available", "deployment", "--all", "--timeout=180s")
+    def snapshot(self) -> frozenset[str]:
+        """Every object of the cluster but events, as kind/namespace/name."""
+        kinds = self.kubectl("api-resources", "--verbs=list", "-o", "name").stdout.split()
+        wanted = ",".join(each for each in kinds if not each.startswith("events"))
+        line = r'{range .items[*]}{.kind}/{.metadata.namespace}/{.metadata.name}{"\n"}{end}'
+        return frozenset(self.kubectl("get", wanted, "-A", "-o", f"jsonpath={line}").stdout.split())
+
+    def install(self, manifests: str | None = None, prepare: Callable[[], None] = lambda: None) -> None:
+        """`kubectl apply -k k8s/`, and wait until all of it is available, with this image and these settings."""
+        text = for_old(self.kubectl("kustomize", str(ROOT / "k8s")).stdout) if manifests is None else manifests
+        self.kubectl("create", "namespace", SYSTEM, check=False)
+        prepare()
+        before = self.kubectl("get", "configmap", SETTINGS, "-n", SYSTEM, "-o", "jsonpath={.data}", check=False).stdout
+        self.kubectl("apply", "-f", "-", text=text)
+        after = self.kubectl("get", "configmap", SETTINGS, "-n", SYSTEM, "-o", "jsonpath={.data}").stdout
+        if before and before != after:
+            self.kubectl("rollout", "restart", "deployment/sftriage-operator", "-n", SYSTEM)
+        self.available()
+
+    def available(self, deadline_s: int = 240) -> None:
+        """Wait until the parts of sftriage run what was last applied."""
+        for each in PARTS:
+            self.kubectl("rollout", "status", f"deployment/{each}", "-n", SYSTEM, f"--timeout={deadline_s}s")

@@ -21,8 +21,8 @@ def environment_of(url: str) -> dict[str, str]:
 
 
 class Server:
-    def __init__(self, port: int) -> None:
-        self.port, self.url = port, f"http://127.0.0.1:{port}"
+    def __init__(self, port: int, address: str = "127.0.0.1") -> None:
+        self.port, self.url = port, f"http://{address}:{port}"
         self.client = boto3.client(
             "s3",
             endpoint_url=self.url,
@@ -41,11 +41,11 @@ class Server:
 
 
 @contextmanager
-def served() -> Iterator[Server]:
-    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+def served(address: str = "127.0.0.1") -> Iterator[Server]:
+    moto = ThreadedMotoServer(address, 0, verbose=False)
     moto.start()
     try:
-        server = Server(moto.get_host_and_port()[1])
+        server = Server(moto.get_host_and_port()[1], address)
         server.client.create_bucket(Bucket=BUCKET)
         yield server
     finally:
