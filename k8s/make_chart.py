@@ -25,7 +25,6 @@ PARTS = {
     "rbac/controller.yaml": "",
     "operator/deployment.yaml": "",
     "webhook/rbac.yaml": "",
-    "webhook/settings.yaml": "",
     "webhook/deployment.yaml": "",
     "webhook/network.yaml": "",
     "webhook/webhook.yaml": "",
@@ -47,14 +46,24 @@ _RESOURCES = re.compile(r"^( *)resources:\n\1  requests: .*\n\1  limits: .*\n", 
 # (NATS runs as one server, which does not share its data)
 _REPLICAS = re.compile(r"^  replicas: [2-9]$", re.MULTILINE)
 _STORAGE = re.compile(r"\{storage: (.*)\}")
-_SETTINGS = re.compile(r"^( *settings\.yaml: \|\n)(?:    .*\n)+", re.MULTILINE)
-_INSERTED = r'\1    {{- toYaml (set .Values.settings "image" .Values.image) | nindent 4 }}\n'
+_SETTINGS = '(toYaml (set .Values.settings "image" .Values.image))'
+_NAMED = f"sftriage-injection-{{{{ {_SETTINGS} | sha256sum | trunc 10 }}}}"
 _WEBHOOKS = "  name: sftriage\nwebhooks:\n"
 _ANNOTATED = f"""  name: sftriage
   {{{{- if {CERT_MANAGER} }}}}
   annotations: {{cert-manager.io/inject-ca-from: {{{{ .Release.Namespace }}}}/sftriage-webhook}}
   {{{{- end }}}}
 webhooks:
+"""
+
+_CONFIGURED = f"""apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {_NAMED}
+  namespace: {{{{ .Release.Namespace }}}}
+data:
+  settings.yaml: |
+    {{{{- {_SETTINGS} | nindent 4 }}}}
 """
 
 _DASHBOARDS = """{{- if .Values.dashboards }}
@@ -77,7 +86,7 @@ def template(source: str, condition: str) -> str:
     text = text.replace("sftriage-system", "{{ .Release.Namespace }}")
     text = text.replace("image: sftriage:latest", "image: {{ .Values.image }}")
     text = text.replace("Policy: IfNotPresent", 'Policy: {{ .Values.settings.pull_policy | default "IfNotPresent" }}')
-    text = _SETTINGS.sub(_INSERTED, text)
+    text = text.replace("sftriage-injection", _NAMED)
     text = _STORAGE.sub("{storage: {{ .Values.nats.storage }}}", text)
     if component in SIZED:
         text = _REPLICAS.sub(f"  replicas: {{{{ .Values.{component}.replicas }}}}", text)
@@ -175,6 +184,7 @@ def written() -> Mapping[str, str]:
         "values.yaml": values(),
         "values.schema.json": json.dumps(schema(), indent=1) + "\n",
         "templates/dashboards.yaml": _DASHBOARDS,
+        "templates/settings.yaml": _CONFIGURED,
         **{f"templates/{one.replace('/', '-')}": template(one, condition) for one, condition in PARTS.items()},
     }
 

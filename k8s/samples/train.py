@@ -1,4 +1,4 @@
-"""Four ranks train a small model; from step 200 on, the batches of one of them come 100 ms late."""
+"""Four ranks train a small model; from step SLOW_FROM on, the batches of one of them come SLOW_S seconds late."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 STEPS = int(os.environ.get("STEPS", "2000"))
-SLOW_RANK, SLOW_FROM, SLOW_S = 3, 200, 0.1
+SLOW_RANK, SLOW_FROM, SLOW_S = 3, int(os.environ.get("SLOW_FROM", "200")), float(os.environ.get("SLOW_S", "0.1"))
 
 
 class Batches(IterableDataset):

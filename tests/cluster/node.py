@@ -24,7 +24,6 @@ SCRIPTS = Path(os.environ.get("SFTRIAGE_TEST_CLUSTER") or ROOT.parent / "shared"
 CACHE = Path(os.environ.get("SFTRIAGE_TEST_CLUSTER_CACHE") or Path.home() / ".cache" / "sftriage-cluster")
 PROGRAMS = CACHE / "programs"
 IMAGE, TRAINER = "docker.io/library/sftriage:latest", "docker.io/library/trainer:1"
-SETTINGS = "sftriage-injection"
 PARTS = ("sftriage-certificates", "sftriage-webhook", "sftriage-operator")
 RUNNING = "SFTRIAGE_TEST_CLUSTER_STATE"
 """The variable that names the folder of a cluster that runs already (`up DEST STATE`): tests leave it running."""
@@ -165,11 +164,7 @@ class Node(Cluster):
         text = for_old(self.kubectl("kustomize", str(ROOT / "k8s")).stdout) if manifests is None else manifests
         self.kubectl("create", "namespace", SYSTEM, check=False)
         prepare()
-        before = self.kubectl("get", "configmap", SETTINGS, "-n", SYSTEM, "-o", "jsonpath={.data}", check=False).stdout
         self.kubectl("apply", "-f", "-", text=text)
-        after = self.kubectl("get", "configmap", SETTINGS, "-n", SYSTEM, "-o", "jsonpath={.data}").stdout
-        if before and before != after:
-            self.kubectl("rollout", "restart", "deployment/sftriage-operator", "-n", SYSTEM)
         self.available()
 
     def available(self, deadline_s: int = 240) -> None:

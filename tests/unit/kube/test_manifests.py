@@ -32,6 +32,8 @@ K8S = Path(__file__).parents[3] / "k8s"
 NOW = datetime(2027, 1, 15, tzinfo=timezone.utc)
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
 NOT_BUILT_IN = ("CustomResourceDefinition", "Issuer", "Certificate", "PodMonitor", "TriagePolicy")
+_HASHED = re.compile(r"(?<=sftriage-injection)-[0-9a-z]{10}\b")
+"""What Kustomize and Helm end the name of the settings with."""
 SETTINGS = InjectionSettings(image="registry.example.com/sftriage:1", store="s3://traces", store_secret="s3")
 
 
@@ -56,7 +58,7 @@ def built(overlay: str) -> list[dict[str, Any]]:
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl here")
     done = subprocess.run(["kubectl", "kustomize", str(K8S / overlay)], capture_output=True, text=True, check=True)
-    return list(yaml.safe_load_all(done.stdout))
+    return list(yaml.safe_load_all(_HASHED.sub("", done.stdout)))
 
 
 @pytest.mark.parametrize("user", [None, 0])
@@ -200,7 +202,7 @@ renders = needs.needs(HELM, "Helm")
 def rendered(values: dict[str, Any], namespace: str = "sftriage-system") -> list[dict[str, Any]]:
     command = [str(HELM), "template", "sftriage", str(CHART), "--namespace", namespace, "--values", "-"]
     done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=True, timeout=60)
-    return [one for one in yaml.safe_load_all(done.stdout) if one is not None]
+    return [one for one in yaml.safe_load_all(_HASHED.sub("", done.stdout)) if one is not None]
 
 
 def by_name(bodies: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
