@@ -447,12 +447,17 @@ class RollCall:
             where = counted(len(there), "host")
             lines.append(f"{counted(ranks, 'rank')} on {where}: {_names(list(there))}")
         if silent:
-            whose = "its" if len(silent) == 1 else "their"
-            lines.append(f"no data from {_names(silent)}: windows leave out {whose} ranks")
+            lines.append(_unheard(silent))
         if back:
             lines.append(f"{_names(back)} {'is' if len(back) == 1 else 'are'} back")
         self._reported |= is_silent
         return lines
+
+    @property
+    def unheard(self) -> str:
+        """Which hosts are silent, as reported; "" if none is."""
+        silent = [name for name, is_silent in self._silent.items() if is_silent and self._reported.get(name)]
+        return _unheard(silent) if silent else ""
 
     def _of_hub(self, away: str, now_s: float) -> list[str]:
         if not away:
@@ -469,6 +474,10 @@ class RollCall:
             return []
         self._away_reported = True
         return [f"{away} The job keeps running, and is not judged meanwhile"]
+
+
+def _unheard(silent: Sequence[str]) -> str:
+    return f"no data from {_names(silent)}: windows leave out {'its' if len(silent) == 1 else 'their'} ranks"
 
 
 def _names(names: Sequence[str]) -> str:

@@ -261,6 +261,13 @@ class Hub:
             fix = "ca.pem in the --tls directory must be of the CA that signed its certificate, and that for this name"
         return f"the hub at {self.address.url} cannot be reached{why}: {fix}"
 
+    def stores_nothing(self) -> str:
+        """A line for a hub that is connected, but acknowledges nothing: so does a server that cannot write."""
+        why = self.problem.removeprefix("nats: ")
+        return (
+            f"the hub at {self.address.url} stores nothing ({why}): is its disk full, or its account's limit reached?"
+        )
+
     def close(self) -> None:
         """Close the connection. A second call does nothing."""
         if self._thread is None or not self._thread.is_alive():

@@ -95,7 +95,7 @@ class HostEnd:
         self._name, self._rings_id = name, rings_id
         self._token, self._boot_id, self._process = token(name), boot_id, secrets.token_hex(8)
         begun = self._begun_file = kept.directory / "begun"
-        self._log_leader, self._logged_away = log_leader, False
+        self._log_leader, self._logged_away, self._stores = log_leader, False, True
         self._begun_before = frozenset(begun.read_text(encoding="ascii").split()) if begun.exists() else frozenset()
         self._begun = set(self._begun_before)
         self._orders: Orders | None = None
@@ -287,7 +287,8 @@ class HostEnd:
 
     def _log_if_away(self) -> None:
         now_s = time.monotonic()
-        if self._hub.connected_s is not None:
+        connected = self._hub.connected_s is not None
+        if connected and self._stores:
             if self._logged_away:
                 log.warning("the hub is back after %.0f s", now_s - self._away_since_s)
                 self._logged_away = False
@@ -295,7 +296,8 @@ class HostEnd:
             self._away_since_s = now_s
         elif now_s > self._away_since_s + LOG_AFTER_S and not self._logged_away and self._log_leader.should_log():
             self._logged_away = True
-            log.warning("%s The job keeps running; its steps wait in its rings", self._hub.unreachable())
+            problem = self._hub.stores_nothing() if connected else self._hub.unreachable()
+            log.warning("%s The job keeps running; its steps wait in its rings", problem)
 
     async def _talk(self) -> None:
         while True:
@@ -371,8 +373,9 @@ class HostEnd:
             sequence = sending.result().seq
             self._answered_s = min(self._answered_s, time.monotonic() - sent_s)
             self._lost, self._sequence = self._lost or sequence <= self._sequence, sequence
+            self._stores = True
         except Exception as error:
-            self._hub.problem = str(error) or type(error).__name__
+            self._hub.problem, self._stores = str(error) or type(error).__name__, False
             log.debug("not sent", exc_info=True)
             return False
         finally:

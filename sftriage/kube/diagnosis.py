@@ -15,10 +15,11 @@ from urllib.parse import quote
 
 from sftriage.errors import ClusterError, InputError, StoreError, UsageError
 from sftriage.kube import jobs
-from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects, path_of
+from sftriage.kube.client import DURATION_S, LEASES, NOT_FOUND, AnsweredError, ClusterObjects, path_of
 from sftriage.kube.injecting import SIDECARS_SINCE, InjectionSettings, injection, manifest, version_of
 from sftriage.kube.jobs import items, job_of, labels_of, mapping, text
 from sftriage.kube.objects import GROUP, KINDS, Body, condition, status_of
+from sftriage.kube.statuses import PodTrouble, pod_trouble, replica_failure
 from sftriage.traces.remote import RemoteStore, checked_url
 from sftriage.words.verdicts import clock, lasted
 
@@ -46,8 +47,8 @@ class Snapshot:
         version: the server's, major and minor; None if unknown.
         about: the namespace's own object.
         system: the namespace that sftriage is installed in; ``unread["elsewhere"]`` is any other that it may be in.
-        account: the operator's user.
-        deployments: those of sftriage itself; ``controllers``: those of the namespace's jobs.
+        account: the operator's user; ``renewed_s``: when it last renewed its lease, None if unknown.
+        deployments: those of sftriage itself, with ``own_pods``; ``controllers``: those of the namespace's jobs.
         serving: ready addresses behind the webhook's service; None if unknown.
         may: rights of the user, by verb and resource; ``operator_may``: rights of the operator.
         stores: by URL of each store that captures name, why it is unreachable from here; "" if reachable.
@@ -67,7 +68,9 @@ class Snapshot:
     controllers: Sequence[Body] = ()
     system: str = SYSTEM
     account: str = f"system:serviceaccount:{SYSTEM}:sftriage-operator"
+    renewed_s: float | None = None
     deployments: Sequence[Body] = ()
+    own_pods: Sequence[Body] = ()
     webhooks: Sequence[Body] = ()
     serving: int | None = None
     certificate: Certificate | None = None
@@ -82,6 +85,7 @@ MAX_OBJECTS = 500
 _MAX_STORES = 3
 _OPERATORS = "sftriage-operator"
 """Label of the operator's deployment, and name of its service account."""
+_PARTS = f"{PART_LABEL} in ({_OPERATORS}, sftriage-webhook)"
 _MINE = tuple(f"{right}.{GROUP}" for right in ("list triagereports", "list tracecaptures", "create tracecaptures"))
 _OPERATOR = (
     *(f"list triagepolicies.{GROUP}", f"patch tracecaptures.{GROUP}", f"update tracecaptures.{GROUP}/status"),
@@ -125,6 +129,7 @@ def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | 
         reader.read(kind.plural, partial(objects.list, kind, namespace), []) for kind in KINDS
     )
     quoted = quote(namespace, safe="")
+    lease = reader.get("lease", path_of(LEASES, "leases", system, _OPERATORS))
     return Snapshot(
         now_s=now_s,
         namespace=namespace,
@@ -141,6 +146,8 @@ def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | 
         system=system,
         account=account,
         deployments=deployments,
+        renewed_s=_seconds(mapping(lease, "spec").get("renewTime")),
+        own_pods=reader.list("own_pods", path_of("v1", "pods", system), labelSelector=_PARTS),
         webhooks=ours,
         serving=_serving(reader, clients),
         certificate=_served(reader, clients, deployments),
@@ -153,11 +160,10 @@ def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | 
 
 def _installed(reader: _Reader, chosen: str | None) -> tuple[str, str, list[dict[str, Any]]]:
     """The namespace of sftriage, the user of its operator, and its deployments; by default the namespace of `k8s/`."""
-    selector = f"{PART_LABEL} in ({_OPERATORS}, sftriage-webhook)"
-    found = reader.list("deployments", path_of("apps/v1", "deployments", chosen), labelSelector=selector)
+    found = reader.list("deployments", path_of("apps/v1", "deployments", chosen), labelSelector=_PARTS)
     if chosen is None and (refused := reader.unread.pop("deployments", None)):
         reader.unread["elsewhere"] = refused
-        found = reader.list("deployments", path_of("apps/v1", "deployments", SYSTEM), labelSelector=selector)
+        found = reader.list("deployments", path_of("apps/v1", "deployments", SYSTEM), labelSelector=_PARTS)
     operators = [deployment for deployment in found if labels_of(deployment)[PART_LABEL] == _OPERATORS]
     first = next(iter(operators or found), {})
     system = chosen or text(mapping(first, "metadata"), "namespace") or SYSTEM
@@ -278,8 +284,7 @@ def _available(deployment: Body) -> bool:
 
 
 def _failure(deployment: Body) -> str:
-    found = (entry for entry in items(status_of(deployment), "conditions") if entry.get("type") == "ReplicaFailure")
-    message = text(next(found, {}), "message")
+    message = replica_failure(deployment)
     return f" ({message})" if message else ""
 
 
@@ -308,6 +313,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
+LATE_LEASES = 4
+"""An operator that has not renewed its lease for so many of its durations does not work."""
 SOON_S = 7 * 86_400.0
 """A certificate that expires this soon should have been renewed by now."""
 
@@ -329,6 +336,8 @@ def _operator(cluster: Snapshot) -> Iterator[Finding]:
     yield from _deployment(cluster, "operator", "no job gets a controller, and policies are not checked")
     if lacking := [right for right, may in cluster.operator_may.items() if not may]:
         yield _found(cluster, "operator_rights.lacking", names=_some(lacking))
+    if cluster.renewed_s is not None and cluster.now_s > cluster.renewed_s + LATE_LEASES * DURATION_S:
+        yield _found(cluster, "lease.late", since=clock(cluster.renewed_s))
 
 
 def _webhook(cluster: Snapshot) -> Iterator[Finding]:
@@ -447,6 +456,18 @@ def _controllers(cluster: Snapshot) -> Iterator[Finding]:
             yield _found(cluster, f"{'controller' if deployment is None else 'report'}.missing", **about)
 
 
+def _pods(cluster: Snapshot) -> Iterator[Finding]:
+    """Pods of sftriage and of watched jobs that do not run as they should, those with the same reason together."""
+    watched = [pod for pod in cluster.pods if {jobs.JOB_LABEL, jobs.COMPONENT_LABEL} & labels_of(pod).keys()]
+    by_reason: dict[tuple[str, str], list[PodTrouble]] = {}
+    for trouble in filter(None, map(pod_trouble, (*cluster.own_pods, *watched))):
+        by_reason.setdefault((trouble.reason, trouble.container), []).append(trouble)
+    for several in by_reason.values():
+        first, names = several[0], _some([trouble.pod for trouble in several])
+        about = {"names": names, "message": first.message, "do": first.what_to_do}
+        yield _found(cluster, f"pod.{'container' if first.container else 'whole'}", container=first.container, **about)
+
+
 def _objects(cluster: Snapshot) -> Iterator[Finding]:
     accepted = [(policy, condition(policy, "Accepted")) for policy in cluster.policies]
     invalid = [policy for policy, found in accepted if found is not None and found.status == "False"]
@@ -486,7 +507,8 @@ def _quota(cluster: Snapshot) -> Iterator[Finding]:
 
 def diagnose(cluster: Snapshot) -> list[Finding]:
     """All findings, in the order in which to fix them."""
-    checks = _server, _operator, _webhook, _certificate, _labels, _injected, _controllers, _objects, _quota, _store
+    checks = (*(_server, _operator, _webhook, _certificate), *(_labels, _injected, _controllers, _pods))
+    checks += _objects, _quota, _store
     return [finding for check in checks for finding in check(cluster)]
 
 

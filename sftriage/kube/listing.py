@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from sftriage.errors import InputError, UsageError
 from sftriage.kube.jobs import JOB_ID_ANNOTATION, JOB_LABEL, annotations_of, labels_of, mapping
-from sftriage.kube.objects import Body, StoredTrace, condition, status_of
+from sftriage.kube.objects import Body, Condition, StoredTrace, condition, status_of
 from sftriage.model.captures import ENDED
 from sftriage.traces.manifest import first_problem
 from sftriage.words.kube import CAPTURE_STATES
@@ -72,8 +72,14 @@ def job_row(body: Body) -> dict[str, Any]:
         "lost_s": mapping(status, "cost").get("stragglers_s"),
         "captures": status.get("captures_total", 0),
         "watched": None if watched is None else watched.status == "True",
-        "summary": status.get("summary", ""),
+        "summary": f"{_why(watched)} {status.get('summary', '')}".strip(),
     }
+
+
+def _why(watched: Condition | None) -> str:
+    """Why a job is not watched, if that needs somebody."""
+    needs = watched is not None and watched.status == "False" and watched.reason not in ("Ended", "NoRun")
+    return watched.message if needs and watched is not None else ""
 
 
 def trace_row(body: Body) -> TraceRow:

@@ -21,6 +21,7 @@ from typing import Any
 from sftriage.base.files import Note
 from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import ClusterError, SftriageError, UsageError
+from sftriage.fleet.hub import PORT
 from sftriage.kube import client, statuses
 from sftriage.kube.client import AnsweredError, ClusterObjects, ObjectWatch, get_or_create, path_of
 from sftriage.kube.jobs import COMPONENT_LABEL, CONTROLLER, JOB_LABEL, JobRef
@@ -36,7 +37,7 @@ from sftriage.kube.objects import (
     capture_of,
     status_of,
 )
-from sftriage.kube.statuses import KnownCapture, ReportNews, capture_status, report_status
+from sftriage.kube.statuses import KnownCapture, ReportNews, capture_status, pod_trouble, report_status
 from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest
 from sftriage.model.events import (
     CaptureChanged,
@@ -57,6 +58,7 @@ from sftriage.sinks.stream import Sink
 from sftriage.traces.manifest import CONTROL, Manifest
 from sftriage.traces.remote import CaptureKey
 from sftriage.words.kube import CAPTURES as CAPTURE_WORDS
+from sftriage.words.kube import REPORTS as REPORT_WORDS
 
 CAPTURE_ANNOTATION, RUN_ANNOTATION = f"{GROUP}/capture-id", f"{GROUP}/run"
 """On a TraceCapture made by a job's controller: its capture id and run."""
@@ -208,6 +210,8 @@ PASS_S, AT_LEAST_S = 1.0, 10.0
 """Shortest and longest time between two passes."""
 REPORT_S = 30.0
 """How often a report is written if only its counts differ."""
+TROUBLED, CONNECTS_S = 50, 60.0
+"""How many pods are looked at if steps do not arrive, and how long after its start a pod's agent has connected."""
 EVENT_S = 60.0
 """Time between two events of one reason; the second counts the occurrences since the first."""
 SHARE = 0.1
@@ -335,13 +339,15 @@ class Mirror(Sink):
     def _report(self, view: View) -> None:
         now_s = time.time()
         found = report_status(self._job.report(), view, now_s)
-        state = (found.run, found.health, found.suspect, found.captures, found.captures_total, view.going)
+        captures = found.captures, found.captures_total
+        state = (found.run, found.health, found.suspect, captures, view.going, view.unheard, view.disk)
         if state == self._written[0] and now_s < self._written[1] + REPORT_S and not self._loop.stopping.is_set():
             return
         with self._noting(client.NOT_FOUND, client.STALE):
             served = self._served_report()
             before = dict(status_of(served))
-            status = report_status(served, view, now_s, self._pods_on(statuses.suspect_nodes(view))).plain()
+            pods = self._pods_on(statuses.suspect_nodes(view))
+            status = report_status(served, view, now_s, pods, self._trouble(view)).plain()
             if before != status:
                 self._objects.put_status(REPORTS, served, status)
             self._written = state, now_s
@@ -351,15 +357,29 @@ class Mirror(Sink):
             self._loop.wake()
 
     def _pods_on(self, nodes: Iterable[str]) -> str:
-        """The job's own pods on some nodes; none if the controller may not list them."""
-        path, names = path_of("v1", "pods", self._job.namespace), list[str]()
-        query: dict[str, Any] = {"limit": statuses.MAX_NODES}
-        query["labelSelector"] = f"{JOB_LABEL}={self._job.object_name},{COMPONENT_LABEL}!={CONTROLLER}"
+        """The job's own pods on some nodes."""
+        found = (pod for node in nodes for pod in self._pods(statuses.MAX_NODES, f"spec.nodeName={node}"))
+        return ", ".join(pod["metadata"]["name"] for pod in found)
+
+    def _pods(self, limit: int, fields: str) -> list[dict[str, Any]]:
+        """Some of the job's own pods; none if the controller may not list them."""
+        selector = f"{JOB_LABEL}={self._job.object_name},{COMPONENT_LABEL}!={CONTROLLER}"
+        path, found = path_of("v1", "pods", self._job.namespace), dict[str, Any]()
         with self._noting(client.FORBIDDEN):
-            for node in nodes:
-                found = self._objects.request("GET", path, fieldSelector=f"spec.nodeName={node}", **query)
-                names += [pod["metadata"]["name"] for pod in found["items"]]
-        return ", ".join(names)
+            found = self._objects.request("GET", path, labelSelector=selector, fieldSelector=fields, limit=limit)
+        return list(found.get("items", ()))
+
+    def _trouble(self, view: View) -> str:
+        """Why steps of the job's pods do not arrive; "" if they do, or if its pods are starting or over."""
+        if view.unwatched or (view.telemetry.ranks and not (view.going and view.unheard)):
+            return ""
+        pods = self._pods(TROUBLED, "status.phase!=Succeeded")
+        running = [pod for pod in pods if statuses.running_s(pod, time.time()) > CONNECTS_S]
+        found = [view.unheard, *(trouble.words for trouble in filter(None, map(pod_trouble, pods)))]
+        if not view.telemetry.ranks and not any(found) and running:
+            names = {"name": running[0]["metadata"]["name"], "namespace": self._job.namespace}
+            found = [REPORT_WORDS["not_connected"].format(pods=len(running), port=PORT, **names)]
+        return " ".join(filter(None, found[:3]))
 
     def _served_report(self) -> dict[str, Any]:
         path = path_of(API_VERSION, REPORTS.plural, self._job.namespace)

@@ -20,9 +20,29 @@ from sftriage.errors import ClusterError, InputError, StoreError, UsageError
 from sftriage.kube import client
 from sftriage.kube.client import AnsweredError, ClusterObjects, LeaderElection, path_of, put_condition, short
 from sftriage.kube.controllers import Controllers, ControllerSettings
-from sftriage.kube.jobs import JOB_LABEL, JobRef
-from sftriage.kube.objects import API_VERSION, CAPTURES, GROUP, POLICIES, REPORTS, VERSION, Body, Kind, Now, status_of
-from sftriage.kube.statuses import KnownCapture, Removal, capture_status, policy_states, removal
+from sftriage.kube.jobs import COMPONENT_LABEL, CONTROLLER, JOB_LABEL, JobRef
+from sftriage.kube.objects import (
+    API_VERSION,
+    CAPTURES,
+    GROUP,
+    POLICIES,
+    REPORTS,
+    VERSION,
+    Body,
+    Kind,
+    Now,
+    condition,
+    status_of,
+)
+from sftriage.kube.statuses import (
+    KnownCapture,
+    Removal,
+    capture_status,
+    controller_down,
+    policy_states,
+    removal,
+    seconds_of,
+)
 from sftriage.traces.remote import RemoteStore, checked_url
 from sftriage.traces.store import PIN_NAME
 from sftriage.words.kube import CAPTURES as CAPTURE_WORDS
@@ -63,8 +83,10 @@ _SETTLE_S = 0.2
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _AT_ONCE = 8
 """Namespaces and jobs reconciled at the same time."""
-JOBS = "Job"
-"""Reconciled by a job's id, as policies and captures are by their namespace."""
+JOBS, DEPLOYMENTS = "Job", "Deployment"
+"""Reconciled by a job's id, as policies and captures are by their namespace; and all controllers of a namespace."""
+DOWN_S = 30.0
+"""How often to look for controllers that do not run, and how long one may take to start."""
 _log = logging.getLogger(__name__)
 
 
@@ -90,6 +112,7 @@ class Reconciler:
         self.controllers.begin()
         for namespace in namespaces or ("",):
             self.enqueue(REPORTS.kind, namespace)
+            self.enqueue(DEPLOYMENTS, namespace)
 
     def enqueue(self, kind: str, namespace: str | None) -> None:
         self._waiting.add((kind, namespace or ""))
@@ -121,6 +144,8 @@ class Reconciler:
                 return self.controllers.reconcile(JobRef.of_id(name)) or 0.0
             if self.controllers is not None and kind == REPORTS.kind:
                 return self.controllers.remove_outdated(name)
+            if kind == DEPLOYMENTS:
+                return self._find_down(name)
             if kind == CAPTURES.kind:
                 found = self._captures(name)
             else:
@@ -136,6 +161,26 @@ class Reconciler:
             return None
         written = [self._write(*entry) for entry in found]
         return 0.0 if all(written) else None
+
+    def _find_down(self, namespace: str) -> float:
+        """Show in the reports which controllers do not run, and why; return seconds until the next time."""
+        selector = f"{COMPONENT_LABEL}={CONTROLLER}"
+        # (version 0: from the server's memory)
+        path = path_of("apps/v1", "deployments", namespace)
+        for body in self._objects.request("GET", path, labelSelector=selector, resourceVersion="0")["items"]:
+            about, status = body["metadata"], status_of(body)
+            if status.get("availableReplicas") or seconds_of(about["creationTimestamp"]) + DOWN_S > time.time():
+                continue
+            within, job = about["namespace"], (about.get("labels") or {}).get(JOB_LABEL)
+            matching = ",".join(f"{name}={value}" for name, value in body["spec"]["selector"]["matchLabels"].items())
+            pods = self._objects.request("GET", path_of("v1", "pods", within), labelSelector=matching)["items"]
+            if (down := controller_down(body, pods)) is None:
+                continue
+            for report in self._objects.list(REPORTS, within):
+                was, of = condition(report, "Watched"), (report["metadata"].get("labels") or {}).get(JOB_LABEL)
+                if job in (None, of) and (was is None or was.reason != "Ended"):
+                    put_condition(self._objects, REPORTS, report, down)
+        return DOWN_S
 
     def _captures(self, namespace: str) -> list[tuple[Kind, Body, dict[str, Any]]]:
         found = self._objects.list(CAPTURES, namespace)

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from sftriage.kube import objects
-from sftriage.kube.jobs import JobRef
+from sftriage.kube.jobs import JobRef, items, mapping, text
 from sftriage.kube.objects import Body, Now, capture_of, dated, readable, status_of
 from sftriage.model.captures import ENDED, CaptureResult
 from sftriage.model.events import RemedyChanged
@@ -23,10 +23,10 @@ from sftriage.runs.source import View
 from sftriage.runs.summary import RunSummary, advice_of_run, captures_cost_s, remedy_line, tried_in
 from sftriage.traces.manifest import Manifest, first_problem
 from sftriage.words.decisions import caused
-from sftriage.words.kube import CAPTURE_STATES, NEWS, REPRODUCED, removal_sentence
+from sftriage.words.kube import CAPTURE_STATES, NEWS, PODS, REPRODUCED, removal_sentence
 from sftriage.words.kube import POLICIES as POLICY_WORDS
 from sftriage.words.kube import REPORTS as REPORT_WORDS
-from sftriage.words.run import NOTHING, event_sentence, link_name, reproduced_words
+from sftriage.words.run import NOTHING, disk_now, event_sentence, link_name, reproduced_words
 from sftriage.words.verdicts import clock, explained
 
 
@@ -223,11 +223,94 @@ def removal(body: Body, now_s: float) -> Removal:
         return Removal(removal_sentence("nothing"))
     spec, _ = capture_of(dict(body))
     box_s = objects.TraceCaptureSpec.model_fields["max_seconds"].default if spec is None else spec.max_seconds
-    deleted = datetime.fromisoformat(str(body["metadata"]["deletionTimestamp"]).replace("Z", "+00:00"))
-    wait_s = deleted.timestamp() + float(box_s) + STORING_S - now_s
+    deleted_s = seconds_of(str(body["metadata"]["deletionTimestamp"]))
+    wait_s = deleted_s + float(box_s) + STORING_S - now_s
     if wait_s > 0:
         return Removal(removal_sentence("running", wait_s=wait_s), wait_s=wait_s)
     return Removal(removal_sentence("unfinished"))
+
+
+class PodTrouble(NamedTuple):
+    """Why a pod does not run as it should: a reason of `sftriage.words.kube.PODS`, and the cluster's own message."""
+
+    reason: str
+    message: str
+    pod: str
+    namespace: str
+    container: str = ""
+    node: str = ""
+
+    @property
+    def what_to_do(self) -> str:
+        return PODS[self.reason].format(**self._asdict())
+
+    @property
+    def words(self) -> str:
+        where = f"{self.pod}, container {self.container}" if self.container else self.pod
+        return f"{where}: {self.message.strip().rstrip('.')}. {self.what_to_do}"
+
+
+_WAITING = {
+    **dict.fromkeys(("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"), "ImageMissing"),
+    **dict.fromkeys(("CreateContainerConfigError", "CreateContainerError", "RunContainerError"), "NotStarted"),
+    "CrashLoopBackOff": "Crashes",
+}
+"""The reasons of the kubelet for a container that does not start."""
+
+
+def pod_trouble(pod: Body) -> PodTrouble | None:
+    """Why a pod does not run as it should, by its object; None if it does, or is starting or over."""
+    status, about = status_of(pod), pod["metadata"]
+    where = str(about["name"]), str(about.get("namespace", ""))
+    conditions = {text(each, "type"): each for each in items(status, "conditions")}
+    if status.get("phase") == "Failed" and status.get("reason"):
+        reason = "Evicted" if status["reason"] == "Evicted" else "NotStarted"
+        return PodTrouble(reason, f"{status['reason']}: {text(status, 'message')}", *where)
+    if (scheduled := conditions.get("PodScheduled", {})).get("reason") == "Unschedulable":
+        return PodTrouble("Unschedulable", text(scheduled, "message"), *where)
+    for container in (*items(status, "initContainerStatuses"), *items(status, "containerStatuses")):
+        name, waiting = text(container, "name"), mapping(container, "state", "waiting")
+        ended = mapping(container, "state", "terminated") or mapping(container, "lastState", "terminated")
+        if text(ended, "reason") == "OOMKilled":
+            times = f"killed for its memory, {container.get('restartCount', 0)} restarts"
+            return PodTrouble("OutOfMemory", times, *where, name)
+        if reason := _WAITING.get(text(waiting, "reason"), ""):
+            return PodTrouble(reason, text(waiting, "message") or text(waiting, "reason"), *where, name)
+    ready = {of: text(conditions.get(of, {}), "status") for of in ("Ready", "ContainersReady")}
+    if status.get("phase") == "Running" and ready == {"Ready": "False", "ContainersReady": "True"}:
+        # (the kubelet would set both; a cluster sets the first one where the kubelet is silent)
+        node = text(mapping(pod, "spec"), "nodeName")
+        return PodTrouble("NodeLost", f"its node {node} does not answer", *where, node=node)
+    return None
+
+
+def seconds_of(time: str) -> float:
+    """A time of the server, in seconds since the epoch."""
+    return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
+
+
+def running_s(pod: Body, now_s: float) -> float:
+    """Seconds since the first of the running containers of a pod has started; 0 if none runs."""
+    running = [mapping(each, "state", "running") for each in items(status_of(pod), "containerStatuses")]
+    times = [seconds_of(started) for each in running if (started := text(each, "startedAt"))]
+    return max(0.0, now_s - min(times)) if times else 0.0
+
+
+def replica_failure(deployment: Body) -> str:
+    """Why a deployment cannot create its pods, such as a quota; "" if it can."""
+    found = (entry for entry in items(status_of(deployment), "conditions") if entry.get("type") == "ReplicaFailure")
+    return text(next(found, {}), "message")
+
+
+def controller_down(deployment: Body, pods: Iterable[Body]) -> Now | None:
+    """The condition of reports whose controller does not run and why; None if it runs, starts or is out of sight."""
+    about = deployment["metadata"]
+    found = next(filter(None, map(pod_trouble, pods)), None)
+    if message := replica_failure(deployment):
+        found = PodTrouble("Refused", message, str(about["name"]), str(about["namespace"]))
+    if found is None or found.reason == "NodeLost" or status_of(deployment).get("availableReplicas"):
+        return None
+    return Now("Watched", "False", "ControllerDown", REPORT_WORDS["controller_down"].format(why=found.words))
 
 
 MAX_NODES = 4
@@ -239,17 +322,17 @@ def suspect_nodes(view: View) -> tuple[str, ...]:
     return tuple(dict.fromkeys(view.hosts.values()))[:MAX_NODES]
 
 
-def report_status(body: Body, view: View, now_s: float, pod: str = "") -> objects.TriageReportStatus:
+def report_status(body: Body, view: View, now_s: float, pod: str = "", trouble: str = "") -> objects.TriageReportStatus:
     """The status of the report on a job, from a view of its newest run; bounded, however long the run.
 
-    ``pod`` names the pods on `suspect_nodes`.
+    ``pod`` names the pods on `suspect_nodes`; ``trouble`` says why steps of its pods do not arrive.
     """
     summary = RunSummary(view)
     held = [row for row in view.rows if row.outcome in ("hold", "throttle")]
     captures = list(_captures(view))
     return objects.TriageReportStatus(
         observedGeneration=body["metadata"].get("generation"),
-        conditions=dated(body, (_healthy(summary), _watched(view)), now_s, others=True),
+        conditions=dated(body, (_healthy(summary), _watched(view, trouble)), now_s, others=True),
         run=None if view.info is None else view.info.run_id,
         health=summary.health,
         summary=_summary(summary),
@@ -296,9 +379,13 @@ def _healthy(summary: RunSummary) -> Now:
     return Now("Healthy", status, reason, words)
 
 
-def _watched(view: View) -> Now:
+def _watched(view: View, trouble: str) -> Now:
     if view.unwatched:
         return Now("Watched", "False", "Unwatched", REPORT_WORDS["unwatched"])
+    if view.disk:
+        return Now("Watched", "False", "DiskFull", f"{disk_now(view.disk)} {trouble}".strip())
+    if trouble:
+        return Now("Watched", "False", "Unheard", trouble)
     if view.going:
         return Now("Watched", "True", "Watched", REPORT_WORDS["watched"])
     return Now("Watched", "False", "NoRun" if view.info is None else "Ended", REPORT_WORDS["over"])

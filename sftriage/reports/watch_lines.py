@@ -404,7 +404,7 @@ def _telemetry(shown: RunSummary, now_s: float) -> list[Text]:
         late = shown.state == "going" and now_s - newest.time_s > STALE_S
     lines.append(Text("Judged     ", style="bold") + Text(judged, style="yellow" if late else ""))
     off, disk = shown.view.failing and triage_off(shown.view.failing), shown.view.disk and disk_now(shown.view.disk)
-    alarms = {"Disk       ": disk, "Triage     ": off}
+    alarms = {"Disk       ": disk, "Triage     ": off, "Hosts      ": shown.view.unheard}
     return [*(Text(name, "bold red") + Text(clean(alarm), "red") for name, alarm in alarms.items() if alarm), *lines]
 
 

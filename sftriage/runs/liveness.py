@@ -23,7 +23,7 @@ from sftriage.windows.log_files import find_logs
 from sftriage.windows.logs import LogReader
 from sftriage.windows.rings import Ring
 
-_LAUNCHER, DISK, FAILING = "launcher", "disk", "failing"
+_LAUNCHER, DISK, FAILING, UNHEARD = "launcher", "disk", "failing", "unheard"
 
 State = Literal["unknown", "watched", "taken_over", "unwatched", "left"]
 
@@ -55,7 +55,7 @@ class _Problem:
 
 
 def note_problem(path: Path, problem: str | None) -> None:
-    """Note at `DISK` that the run directory cannot be written, or at `FAILING` that triage fails; None: it works."""
+    """Note at `DISK` that nothing can be written, at `FAILING` that triage fails, at `UNHEARD` who is; None: ok."""
     with contextlib.suppress(OSError):
         if problem is None:
             path.unlink(missing_ok=True)

@@ -152,6 +152,7 @@ class View(JournalRecord):
         rings_there: its rings, with the ranks' last steps, still exist.
         captures: the stored ones, newest first; ``uploading``: a process uploads them now.
         disk: why the run directory cannot be written now, or ""; ``failing``: why triage does not work now, or "".
+        unheard: which hosts send no steps now, and what follows, or "".
         hosts: the hosts of the ranks named last.
         directory: the run's path, for commands shown to the user.
         times: where its time went; None without a recorded step.
@@ -171,6 +172,7 @@ class View(JournalRecord):
     uploading: bool = False
     disk: str = ""
     failing: str = ""
+    unheard: str = ""
     hosts: Mapping[int, str] = field(default_factory=dict)
     directory: str = ""
     times: TimeTable | None = None
@@ -329,10 +331,11 @@ class RunSource:
         uploads, uploading = shelf.uploads(info.store if info is not None else None)
         going = (has_rings or liveness.is_watched(watcher)) and watcher.state != "left"
         unwatched = info is not None and liveness.is_unwatched(info, watcher, rings_there=has_rings)
-        disk = liveness.noted_problem(Path(info.rings) / liveness.DISK) if info is not None and has_rings else ""
-        fails = liveness.noted_problem(Path(info.rings) / liveness.FAILING) if info is not None and has_rings else ""
+        notes = liveness.DISK, liveness.FAILING, liveness.UNHEARD
+        rings = Path(info.rings) if info is not None and has_rings else None
+        disk, fails, unheard = ("" if rings is None else liveness.noted_problem(rings / note) for note in notes)
         lengths = len(journal.rows), len(journal.requests), len(journal.notes), journal.skipped
-        about = (going, unwatched, problem, watcher, telemetry, uploading, disk, fails, self._late_maps)
+        about = (going, unwatched, problem, watcher, telemetry, uploading, disk, fails, unheard, self._late_maps)
         sent = sorted((name, upload.state) for name, upload in uploads.items())
         state = (lengths, sorted(journal.states.items()), shelf.signature(), about, sent)
         version = hashlib.sha256(repr(state).encode()).hexdigest()[:16]
@@ -357,6 +360,7 @@ class RunSource:
                 uploading=uploading,
                 disk=disk,
                 failing=fails,
+                unheard=unheard,
                 hosts={} if named is None else opened.telemetry.hosts(named.attempt, named.suspects[0].ranks),
                 directory=str(run.path),
                 mends=mends_of([*(opened.earlier or ()), *attempts], journal.notes),

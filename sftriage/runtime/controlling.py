@@ -30,7 +30,7 @@ from sftriage.fleet.wire import RunName
 from sftriage.model.events import JobBroken
 from sftriage.policy.in_force import PolicyFiles, files_of
 from sftriage.runs.directory import RunDirectory, create, new_run_id, read_info, remember
-from sftriage.runs.liveness import holding
+from sftriage.runs.liveness import UNHEARD, holding, note_problem
 from sftriage.runtime.copies import KEEP_ALL, Keeping
 from sftriage.runtime.hosting import SOON_S, SPEAKER, host_directory
 from sftriage.runtime.hub_server import HubOptions
@@ -38,7 +38,7 @@ from sftriage.runtime.local import MakeSinks, WatchedRun, kept_of
 from sftriage.runtime.reducing import quick
 from sftriage.runtime.rings import make_rings_directory, own, remove_rings_directory
 from sftriage.runtime.triage import POLL_S, SHOW_S
-from sftriage.traces.disk import Counted, Disk, at_once
+from sftriage.traces.disk import Counted, Disk, at_once, check_room
 from sftriage.traces.store import LocalStore
 from sftriage.trainer.layout import RingInfo
 from sftriage.verdict.departures import broken_in
@@ -219,6 +219,7 @@ class JobController(WatchedRun):
         self._places, self._ended = Subjects.of(options.job_id), False
         self._deadline_s = float("inf")
         self._broken: list[JobBroken] = []
+        self._unheard = ""
         with contextlib.ExitStack() as held:
             hub = self._hub = Hub(
                 options.address.of(CONTROLLER_FILE), f"sftriage controller of {self._places.run}", self._places.lead
@@ -287,6 +288,9 @@ class JobController(WatchedRun):
                     log_leader.release()
                 for line in roll_call.update(self._fleet.hosts, away, checked_s):
                     show(line)
+                self._note_unheard(away or roll_call.unheard)
+                # (on a full disk the hub stores nothing: then no steps arrive, and nothing else is written)
+                self._disk.do(partial(check_room, self.directory.path), "room", latest=True, waits=False)
             if not self._fleet.over:
                 over_since_s = None
             elif over_since_s is None:
@@ -295,6 +299,11 @@ class JobController(WatchedRun):
         self._announce()
         self._ended = True
         return True
+
+    def _note_unheard(self, problem: str) -> None:
+        if problem != self._unheard:
+            self._unheard = problem
+            note_problem(self._rings / UNHEARD, problem or None)
 
     def _judge_ends(self) -> list[JobBroken]:
         self._broken = broken_in(self._fleet.ends(), time.time())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import threading
 import time
 from collections import Counter, deque
@@ -24,6 +25,7 @@ PATIENCE_S = 5.0
 RETRY_S = 0.5
 MAX_BYTES = 64 << 20  # in memory: a hundred thousand steps of a small job, or a few thousand of a large job
 _TASK_BYTES = 512  # overhead of one task, beside what it writes
+FULL_BYTES, FULL_FRACTION = 1 << 20, 0.01  # a disk with less room than both counts as full
 _ABOUT_NAMES = {
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG)
 }
@@ -58,6 +60,13 @@ def refusal(error: BaseException | None) -> str | None:
             return None if error.errno in _ABOUT_NAMES else error.strerror or str(error)
         error = error.__cause__
     return None
+
+
+def check_room(path: Path) -> None:
+    """A write that raises OSError if the disk of a directory is full, though nothing is written there now."""
+    found = os.statvfs(path)
+    if found.f_bavail * found.f_frsize < min(FULL_BYTES, FULL_FRACTION * found.f_blocks * found.f_frsize):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _identity(path: Path | None) -> tuple[int, int] | None:

@@ -16,11 +16,28 @@ REPORTS: Mapping[str, str] = {
     "watched": "sftriage judges the job's steps as they end.",
     "unwatched": "The job is no longer being watched.",
     "over": "No run is in progress.",
+    "controller_down": "The job is not judged, because its controller does not run. {why}",
+    "not_connected": "{pods} of its pods run, but no agent has reached the hub: does a NetworkPolicy deny its port "
+    "{port}? kubectl logs -n {namespace} {name} -c sftriage-agent",
     "injected": "sftriage is injected into all its pods.",
     "not_injected": "{missing} of its {pods} pods are labelled but not injected, so their ranks are not recorded: "
     "{names}. Was the webhook down when they were created? Recreate the pods to have them injected.",
 }
 """Whether a job is being watched."""
+
+PODS: Mapping[str, str] = {
+    "ImageMissing": "Correct the image in ConfigMap sftriage-injection or in the manifest; restart the operator, and "
+    "recreate the pods. Pods labelled sftriage.dev/inject: disabled start without sftriage.",
+    "NotStarted": "Create or correct what the message names.",
+    "Crashes": "Read kubectl logs -n {namespace} {pod} -c {container} --previous",
+    "OutOfMemory": "Raise the memory limit of container {container}; that of sftriage is `resources` in ConfigMap "
+    "sftriage-injection.",
+    "Evicted": "Make the room that the message names. A Job or a Deployment starts another pod.",
+    "Unschedulable": "Make room in the cluster, or lower the requests of its pods.",
+    "NodeLost": "Containers there keep running. Check the kubelet: kubectl describe node {node}",
+    "Refused": "Raise the quota or limit that the message names, or lower `resources` in ConfigMap sftriage-injection.",
+}
+"""What to do about a pod that does not run as it should, by the reason."""
 
 NEWS: Mapping[str, str] = {
     "stored": "{count} stored, including {capture_id} of rank {rank}.",
