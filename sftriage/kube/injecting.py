@@ -352,7 +352,7 @@ def _warnings(pod: Pod, trains: Sequence[int], environment: Sequence[Mapping[str
 
 def _guaranteed(spec: Mapping[str, Any]) -> bool:
     """Whether requests equal limits in all containers, so that the pod has exclusive cores."""
-    for container in items(spec, "containers"):
+    for container in (*items(spec, "containers"), *items(spec, "initContainers")):
         limits, requests = (mapping(container, "resources", name) for name in ("limits", "requests"))
         for resource in ("cpu", "memory"):
             # (a missing request equals the limit)
@@ -426,7 +426,8 @@ def _job(body: Mapping[str, Any], template: Mapping[str, Any], namespace: str) -
         return found
     about = text(body, "apiVersion").partition("/")[0], kind
     owners = {(version.partition("/")[0], its): system for system, (version, its) in jobs.OWNERS.items()}
-    system: System | None = "pod" if kind == "Pod" else owners.get(about)
+    lone = kind == "Pod" and not metadata.get("ownerReferences")
+    system: System | None = "pod" if lone else owners.get(about)
     if system is None:
         return None
     if not name:

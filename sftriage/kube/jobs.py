@@ -145,7 +145,10 @@ class JobRef:
 
 _STEP, _PYTORCHJOB = "trainer.kubeflow.org/trainjob-ancestor-step", "pytorchjob-controller"
 _KUBEFLOW, _LWS = "training.kubeflow.org/", "leaderworkerset.sigs.k8s.io/"
-_VOLCANO, _RAY = "volcano.sh/job-name", "ray.io/cluster"
+_JOBSET, _VOLCANO, _RAY = "jobset.sigs.k8s.io/jobset-name", "volcano.sh/job-name", "ray.io/cluster"
+_STEPS = {name: name for name in ("dataset-initializer", "model-initializer")} | {"node": "trainer"}
+"""The steps of a TrainJob by the names that Kubeflow Trainer requires of their containers."""
+_SSH_VOLUME, _RAY_SUBMISSION = "mpi-ssh-auth", "RAY_JOB_SUBMISSION_ID"
 
 
 def job_of(pod: Pod, namespace: str = "") -> JobRef | None:
@@ -155,7 +158,7 @@ def job_of(pod: Pod, namespace: str = "") -> JobRef | None:
     """
     metadata, labels = mapping(pod, "metadata"), labels_of(pod)
     pod_name, where = text(metadata, "name"), text(metadata, "namespace") or namespace or "default"
-    for system, name in _candidates(labels, annotations_of(pod), pod_name):
+    for system, name in _candidates(pod, labels, pod_name):
         if name:
             return JobRef(system, name, where)
     # A pod that nothing has made is a job by itself; only with a label of its own, or all pods of a namespace would be.
@@ -164,15 +167,13 @@ def job_of(pod: Pod, namespace: str = "") -> JobRef | None:
     return None
 
 
-def _candidates(
-    labels: Mapping[str, str], annotations: Mapping[str, str], pod_name: str
-) -> Iterator[tuple[System, str | None]]:
+def _candidates(pod: Pod, labels: Mapping[str, str], pod_name: str) -> Iterator[tuple[System, str | None]]:
     """The name of the pod's job in each system (None: not its pod)."""
-    label = labels.get
+    label, annotations, step = labels.get, annotations_of(pod), _step(pod, labels)
     yield "pod", label(NAME_LABEL)
-    if _trains_nothing(labels):
+    if step not in ("", "trainer") or _trains_nothing(pod, labels):
         return
-    yield "trainjob" if _STEP in labels else "jobset", label("jobset.sigs.k8s.io/jobset-name")
+    yield "trainjob" if step else "jobset", label(_JOBSET)
     yield "pytorchjob", label(_KUBEFLOW + "job-name")
     yield "leaderworkerset", _group({**annotations, **labels}, pod_name)
     yield "volcano", label(_VOLCANO) or annotations.get(_VOLCANO)
@@ -183,10 +184,23 @@ def _candidates(
     yield "job", label("batch.kubernetes.io/job-name") or label("job-name")
 
 
-def _trains_nothing(labels: Mapping[str, str]) -> bool:
-    operator = labels.get(_KUBEFLOW + "operator-name", _PYTORCHJOB)
-    ray = labels.get("ray.io/node-type", "worker") if _RAY in labels else "worker"
-    return labels.get(_STEP, "trainer") != "trainer" or operator != _PYTORCHJOB or ray not in ("head", "worker")
+def _step(pod: Pod, labels: Mapping[str, str]) -> str:
+    """The step of a TrainJob that a pod does, or "". Trainer labels the Jobs of its JobSet with it, not their pods."""
+    if _STEP in labels or _JOBSET not in labels:
+        return labels.get(_STEP, "")
+    containers = items(mapping(pod, "spec"), "containers")
+    return next((_STEPS[name] for each in containers if (name := text(each, "name")) in _STEPS), "")
+
+
+def _trains_nothing(pod: Pod, labels: Mapping[str, str]) -> bool:
+    operator, spec = labels.get(_KUBEFLOW + "operator-name", _PYTORCHJOB), mapping(pod, "spec")
+    # (MPI starts ranks over SSH, which does not carry the environment)
+    if operator != _PYTORCHJOB or any(text(volume, "name") == _SSH_VOLUME for volume in items(spec, "volumes")):
+        return True
+    if _RAY in labels:
+        return labels.get("ray.io/node-type", "worker") not in ("head", "worker")
+    variables = (each for container in items(spec, "containers") for each in items(container, "env"))
+    return any(text(each, "name") == _RAY_SUBMISSION for each in variables)
 
 
 def _group(about: Mapping[str, str], pod_name: str) -> str | None:

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.kube import controllers, injecting
-from sftriage.kube.injecting import SITE, Injection, InjectionSettings, injected, injection
+from sftriage.kube.injecting import SITE, Injection, InjectionSettings, injection
+from sftriage.kube.injecting import injected as change_of
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.words.kube import MAX_CHARS
-from tests.unit.kube.pods import JOBS, pod
+from tests.unit.kube.pods import INJECTED, JOBS, NEW, SETTINGS, TRAINERS, additions, injected, pod
 
 
 @pytest.mark.parametrize(("body", "found"), JOBS.values(), ids=JOBS)
@@ -28,13 +29,9 @@ def test_labels_name_the_job_of_a_pod(body, found):
     # AND where its own metadata says the namespace, that is it
     body = {**body, "metadata": {**body["metadata"], "namespace": "ml"}}
     assert job_of(body, "elsewhere") == expected
-
-
-def test_a_bare_pod_in_a_labelled_namespace_is_no_job():
-    """GIVEN a namespace that is labelled WHEN somebody starts a shell in it THEN that is no training job."""
-    body = pod(name="shell")
-    del body["metadata"]["labels"]
-    assert job_of(body, "ml") is None
+    # AND a pod that trains nothing stays as it is, whoever injects a file with it
+    if expected is None and "ownerReferences" in body["metadata"]:
+        assert change_of(body, "ml", SETTINGS, NEW).body == body
 
 
 @given(st.text(min_size=1, max_size=300), st.sampled_from(["ml", "n" * 63]))
@@ -56,27 +53,50 @@ def test_the_owner_of_a_job_s_objects():
     assert JobRef("pod", "resnet", "ml").owner is None
 
 
-NEW, SETTINGS = (1, 31), InjectionSettings(image="registry.example.com/sftriage:1")
 JOB = JobRef("jobset", "resnet", "ml")
-PODS = {name: body for name, (body, found) in JOBS.items() if found is not None}
 
 
-@pytest.mark.parametrize("body", PODS.values(), ids=PODS)
-def test_a_pod_of_any_job_is_injected_once(body):
+def class_of(spec: dict[str, Any]) -> str:
+    """The quality-of-service class that Kubernetes gives a pod."""
+    given = [each.get("resources", {}) for each in (*spec["containers"], *spec.get("initContainers", ()))]
+    limits = [each.get("limits", {}).get(name) for each in given for name in ("cpu", "memory")]
+    requests = [each.get("requests", {}).get(name) for each in given for name in ("cpu", "memory")]
+    if not any([*limits, *requests]):
+        return "BestEffort"
+    equal = all(most and least in (None, most) for most, least in zip(limits, requests, strict=True))
+    return "Guaranteed" if equal else "Burstable"
+
+
+@pytest.mark.parametrize(("body", "job"), TRAINERS.values(), ids=TRAINERS)
+def test_a_pod_of_any_job_is_injected_once(body, job):
     """GIVEN a pod as its controller makes it WHEN it goes through twice THEN it is as after once, and complete."""
-    found = job_of(body, "ml")
-    once = injection(body, found, SETTINGS, NEW)
+    once = injected(body)
     assert once.warnings == ()
     assert {operation["op"] for operation in once.patch} == {"add"}
     out = once.pod
     assert out == jsonpatch.apply_patch(body, list(once.patch))
-    assert job_of(out, "ml") == found
-    assert injection(out, found, SETTINGS, NEW) == Injection()
-    assert out["metadata"]["labels"]["sftriage.dev/job"] == found.object_name
-    assert out["metadata"]["annotations"]["sftriage.dev/status"] == "injected"
-    assert out["metadata"]["annotations"]["sftriage.dev/job-id"] == found.job_id
-    _, agent = out["spec"]["initContainers"]
-    assert f"{found.object_name}.ml.svc:7422" in agent["command"]
+    assert kept(body, out)
+    assert job_of(out, "ml") == job
+    assert injected(out) == Injection()
+    assert out["metadata"]["labels"]["sftriage.dev/job"] == job.object_name
+    # AND what its controller put there runs first, such as what waits for the job's head
+    *theirs, _, agent = out["spec"]["initContainers"]
+    assert theirs == body["spec"].get("initContainers", [])
+    assert f"{job.object_name}.ml.svc:7422" in agent["command"]
+    # AND it keeps its class; a pod without any request or limit gets one
+    before = class_of(body["spec"])
+    assert class_of(out["spec"]) == (before if before != "BestEffort" else "Burstable")
+    # AND it is as `sftriage kube inject` writes it
+    assert change_of(body, "ml", SETTINGS, NEW).body == out
+
+
+def test_classes_of_all_kinds_are_covered():
+    assert {class_of(body["spec"]) for body, _ in TRAINERS.values()} == {"Guaranteed", "Burstable", "BestEffort"}
+
+
+def test_what_is_added_to_each_kind_of_pod_is_as_recorded():
+    """WHEN it changes on purpose THEN `python -m tests.unit.kube.pods` writes it anew."""
+    assert additions() == INJECTED.read_text(encoding="utf-8")
 
 
 def test_a_container_added_by_another_webhook_is_injected_too():
@@ -186,18 +206,18 @@ def templates(value: Any) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize(("job", "body"), WORKLOADS["injected"].items(), ids=WORKLOADS["injected"])
 def test_templates_are_injected_as_the_webhook_injects_pods(job, body):
     before = copy.deepcopy(body)
-    found = injected(body, "elsewhere", DEFAULTS, OLDEST)
+    found = change_of(body, "elsewhere", DEFAULTS, OLDEST)
     assert body == before
     assert (found.templates, found.warnings) == (len(list(templates(body))), ())
     for template in templates(found.body):
         assert template["metadata"]["annotations"]["sftriage.dev/job-id"] == f"ml/{job}"
         assert injection(template, JobRef.of_id(f"ml/{job}"), DEFAULTS, OLDEST).patch == ()
-    assert injected(found.body, "elsewhere", DEFAULTS, OLDEST).body == found.body
+    assert change_of(found.body, "elsewhere", DEFAULTS, OLDEST).body == found.body
 
 
 @pytest.mark.parametrize("body", WORKLOADS["as_they_are"])
 def test_other_objects_stay_unchanged(body):
-    found = injected(body, "ml", DEFAULTS, OLDEST)
+    found = change_of(body, "ml", DEFAULTS, OLDEST)
     assert (found.body, found.templates) == (body, 0)
 
 
