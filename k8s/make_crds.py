@@ -109,8 +109,8 @@ DEFINITIONS = (
             Column("Rank", ".spec.rank", "integer"),
             Column("Node", ".status.host", description="The node of the rank."),
             Column("Stage", ".spec.trigger.stage", description="The stage in which the suspect is slow."),
-            Column("Step", ".status.first_step", "integer", description="The first captured step."),
-            Column("Profiler", ".status.profiler"),
+            Column("Step", ".status.first_step", "integer", description="The first captured step.", wide=True),
+            Column("Profiler", ".status.profiler", wide=True),
             Column("State", ".status.state"),
             Column("Reproduced", ".status.reproduced", description="Whether the fault is in it."),
             Column("Cause", ".status.cause", description="Why the rank is slow.", wide=True),
@@ -130,9 +130,9 @@ DEFINITIONS = (
             Column("Suspect", ".status.suspect", description="The suspect and its stage."),
             Column("Node", ".status.node", description="The node of the suspect."),
             Column("Pod", ".status.pod", description="The job's pod on that node."),
-            Column("Since", ".status.since_step", "integer", description="The step since which this holds."),
+            Column("Since", ".status.since_step", "integer", description="The step since which this holds.", wide=True),
             Column("Lost-s", ".status.cost.stragglers_s", "number", description="What stragglers cost, in seconds."),
-            Column("Captures", ".status.captures_total", "integer"),
+            Column("Captures", ".status.captures_total", "integer", wide=True),
             Column("Summary", ".status.summary", wide=True),
             _AGE,
         ),
@@ -247,8 +247,8 @@ def _whole(described: Schema, definitions: Mapping[str, Schema], path: str) -> S
 
 
 def _description(described: Schema, *, defaults: bool) -> str:
-    """The first paragraph (the rest of a docstring is about Python), and the default if there is one."""
-    text = " ".join(str(described.get("description", "")).partition("\n\n")[0].split())
+    """The description as one paragraph, and the default if there is one."""
+    text = " ".join(str(described.get("description", "")).split())
     default = described.get("default") if defaults else None
     if default is None or isinstance(default, dict) or default in ([], ""):
         return text

@@ -325,7 +325,11 @@ class ReportedRemedy(ObjectModel):
 
 
 class TriageReportStatus(ObservedStatus):
-    """The state of the job. `Healthy`: nothing exceeds its threshold. `Watched`: a controller judges its steps now."""
+    """The state of the job.
+
+    `Healthy`: nothing exceeds its threshold. `Watched`: a controller judges its steps now. `Injected`: all of its pods
+    contain sftriage.
+    """
 
     run: Word | None = Field(default=None, description="The newest run of the job.")
     health: Health | None = Field(default=None, description="The state of the job, in one word.")

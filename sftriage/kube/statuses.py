@@ -459,7 +459,7 @@ def _cost(view: View) -> objects.StragglerCost:
     if not view.rows:
         return objects.StragglerCost()
     return objects.StragglerCost(
-        stragglers_s=round(view.losses.lost_s, 3),
+        stragglers_s=round(view.losses.lost_s, 1),
         stragglers_rank_hours=round(view.losses.rank_s / 3600, 6),
         stragglers_cost=None if view.times is None else view.times.money(view.losses.rank_s / 3600) or None,
         captures_s=round(captures_cost_s(view.notes), 3),

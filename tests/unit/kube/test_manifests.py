@@ -333,8 +333,8 @@ def test_every_field_is_described_and_has_no_default(kind):
 
 COLUMNS = {
     "TriagePolicy": ["Accepted", "Conflicted", "Rules", "Age"],
-    "TraceCapture": ["Job", "Rank", "Node", "Stage", "Step", "Profiler", "State", "Reproduced", "Age"],
-    "TriageReport": ["Job", "Health", "Suspect", "Node", "Pod", "Since", "Lost-s", "Captures", "Age"],
+    "TraceCapture": ["Job", "Rank", "Node", "Stage", "State", "Reproduced", "Age"],
+    "TriageReport": ["Job", "Health", "Suspect", "Node", "Pod", "Lost-s", "Age"],
 }
 
 
