@@ -5,6 +5,7 @@ import io
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.kube import controllers, injecting
+from sftriage.kube.diagnosis import diagnose
 from sftriage.kube.injecting import SITE, Injection, InjectionSettings, injection
 from sftriage.kube.injecting import injected as change_of
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.words.kube import MAX_CHARS
+from tests.golden.clusters import TIMES, WELL
 from tests.unit.kube.pods import INJECTED, JOBS, NEW, SETTINGS, TRAINERS, additions, injected, pod
 
 
@@ -88,6 +91,16 @@ def test_a_pod_of_any_job_is_injected_once(body, job):
     assert class_of(out["spec"]) == (before if before != "BestEffort" else "Burstable")
     # AND it is as `sftriage kube inject` writes it
     assert change_of(body, "ml", SETTINGS, NEW).body == out
+
+
+@pytest.mark.parametrize(("body", "job"), JOBS.values(), ids=JOBS)
+def test_doctor_misses_sftriage_in_the_same_pods(body, job):
+    """GIVEN a labelled namespace with a pod that the webhook has missed THEN doctor names it if it is of a job."""
+    labelled = {"metadata": {"name": "ml", "labels": {"sftriage.dev/inject": "enabled"}}}
+    named = {**body, "metadata": {"name": "x", **body["metadata"], "creationTimestamp": TIMES["before"]}}
+    found = diagnose(replace(WELL, about=labelled, pods=[named]))
+    missed = [one.says for one in found if (one.code, one.state) == ("injected", "wrong")]
+    assert len(missed) == (job is not None)
 
 
 def test_classes_of_all_kinds_are_covered():
