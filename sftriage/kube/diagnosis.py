@@ -283,8 +283,12 @@ def _available(deployment: Body) -> bool:
     return bool(status_of(deployment).get("availableReplicas"))
 
 
-def _failure(deployment: Body) -> str:
-    message = replica_failure(deployment)
+def _failure(deployment: Body, pods: Iterable[Body]) -> str:
+    """Why a deployment does not run, as far as its pods or the lack of them show it."""
+    wanted = mapping(deployment, "spec", "selector", "matchLabels").items()
+    own = (pod_trouble(pod) for pod in pods if wanted <= labels_of(pod).items())
+    trouble = next(filter(None, own), None)
+    message = replica_failure(deployment) or ("" if trouble is None else trouble.message)
     return f" ({message})" if message else ""
 
 
@@ -383,7 +387,8 @@ def _deployment(cluster: Snapshot, part: str, without: str) -> Iterator[Finding]
         yield _found(cluster, "deployments.several", code=part, names=_some(places), **about)
     for deployment in found:
         metadata = deployment["metadata"]
-        about |= {"name": metadata["name"], "where": metadata["namespace"], "failure": _failure(deployment)}
+        about |= {"name": metadata["name"], "where": metadata["namespace"]}
+        about["failure"] = _failure(deployment, cluster.own_pods)
         yield _found(cluster, f"deployments.{'runs' if _available(deployment) else 'fails'}", code=part, **about)
 
 
@@ -451,7 +456,7 @@ def _controllers(cluster: Snapshot) -> Iterator[Finding]:
     for job in trained:
         deployment, about = there.get(job.object_name), {"job": job.job_id, "name": job.object_name}
         if deployment is not None and not _available(deployment):
-            yield _found(cluster, "controller.fails", failure=_failure(deployment), **about)
+            yield _found(cluster, "controller.fails", failure=_failure(deployment, cluster.pods), **about)
         elif job.object_name not in reported:
             yield _found(cluster, f"{'controller' if deployment is None else 'report'}.missing", **about)
 
@@ -507,7 +512,7 @@ def _quota(cluster: Snapshot) -> Iterator[Finding]:
 
 def diagnose(cluster: Snapshot) -> list[Finding]:
     """All findings, in the order in which to fix them."""
-    checks = (*(_server, _operator, _webhook, _certificate), *(_labels, _injected, _controllers, _pods))
+    checks = (*(_server, _pods, _operator, _webhook, _certificate), *(_labels, _injected, _controllers))
     checks += _objects, _quota, _store
     return [finding for check in checks for finding in check(cluster)]
 
