@@ -152,8 +152,8 @@ DEFAULT_ROOT = "sftriage-runs"
 
 
 def new_run_id(now: datetime) -> str:
-    """A run's name: its start time, and a random part for runs that start in the same second."""
-    return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    """A run's name: its start time, and a random part: clusters that share a store may start a job in one second."""
+    return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
 
 
 def find_run(run: Path | None) -> RunDirectory:
