@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,13 +77,20 @@ class Sample:
 
     @classmethod
     @contextlib.contextmanager
-    def running(cls, cluster: Node, store: Store | None, namespace: str, steps: int = 2000) -> Iterator[Sample]:
-        """Apply it, and delete its namespace at the end."""
+    def running(
+        cls,
+        cluster: Node,
+        store: Store | None,
+        namespace: str,
+        steps: int = 2000,
+        edit: Callable[[list[Any]], object] = lambda objects: None,
+    ) -> Iterator[Sample]:
+        """Apply it, with changes, and delete its namespace at the end."""
         cluster.kubectl("apply", "-f", "-", text=json.dumps(_namespace(namespace)))
         try:
             if store is not None:
                 store.secret(cluster, namespace)
-            cluster.kubectl("apply", "-f", "-", text=manifests(cluster, namespace, steps))
+            cluster.kubectl("apply", "-f", "-", text=manifests(cluster, namespace, steps, edit))
             yield cls(cluster, namespace)
         finally:
             cluster.kubectl("delete", "namespace", namespace, "--wait=false")
@@ -159,7 +166,9 @@ def _namespace(name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
 
 
-def manifests(cluster: Node, namespace: str, steps: int) -> str:
+def manifests(
+    cluster: Node, namespace: str, steps: int, edit: Callable[[list[Any]], object] = lambda objects: None
+) -> str:
     """`k8s/samples` in a namespace, with the image of the tests' trainers, and indexed as 1.20 can have it."""
     objects = [*yaml.safe_load_all(cluster.kubectl("kustomize", str(ROOT / "k8s" / "samples")).stdout)]
     kept = [each for each in objects if each["kind"] != "Namespace"]
@@ -176,6 +185,7 @@ def manifests(cluster: Node, namespace: str, steps: int) -> str:
     # (on a machine that does other work, too, steps take longer, and 100 ms do not stand out)
     made = {"STEPS": steps, "SLOW_FROM": 50, "SLOW_S": 0.4}
     train["env"] += [{"name": name, "value": str(value)} for name, value in made.items()]
+    edit(kept)
     return yaml.safe_dump_all(kept)
 
 

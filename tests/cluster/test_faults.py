@@ -1,0 +1,332 @@
+"""Faults of cluster and node beside a watched job: each is said where a user looks, and training does not notice.
+
+Tests that leave the job as it was share one. `SLOWER` lets its steps take 100 ms, which leaves CPU to the cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.node import Node, images, tag
+from tests.cluster.samples import CONTROLLERS, Sample, Store, kustomized
+from tests.integration.kube import SYSTEM
+from tests.integration.processes import kill, wait_until
+
+STEP, SLOWER = "for step in range(STEPS):", "for step in range(STEPS):\n            time.sleep(0.1)"
+ENDLESS, SHORT = 100_000, 300
+NO_ROOM = {"alarm": "NOSPACE", "memberID": 0}
+
+
+def slower(objects: list[Any]) -> None:
+    (files,) = (each["data"] for each in objects if each["kind"] == "ConfigMap")
+    assert STEP in files["train.py"]
+    files["train.py"] = files["train.py"].replace(STEP, SLOWER)
+
+
+def of_template(objects: list[Any]) -> Any:
+    (job,) = (each["spec"] for each in objects if each["kind"] == "Job")
+    return job["template"]["spec"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("laptop")
+
+
+@pytest.fixture(scope="module")
+def job(cluster, store) -> Iterator[Sample]:
+    """A watched job that goes on for as long as these tests take, and has not lost a pod at their end."""
+    cluster.install(kustomized(cluster, store.settings, tag(images()[0])), lambda: store.secret(cluster, SYSTEM))
+    with Sample.running(cluster, store, "faults", ENDLESS, slower) as one:
+        one.until(lambda: windows(one))
+        yield one
+        assert [restarts(pod) for pod in one.pods] == [0, 0]
+
+
+def windows(job: Sample) -> int:
+    return int((job.report or {}).get("status", {}).get("windows", 0))
+
+
+def restarts(pod: Any) -> int:
+    return sum(each["restartCount"] for each in pod["status"]["containerStatuses"])
+
+
+def why_not_watched(job: Sample) -> str:
+    found = job.condition("Watched")
+    return f"{found['reason']}: {found['message']}" if found.get("status") == "False" else ""
+
+
+def watched(job: Sample) -> bool:
+    return job.condition("Watched").get("status") == "True"
+
+
+def judged_on(job: Sample) -> None:
+    """Wait until the job is watched, and windows are judged that were not yet."""
+    before = windows(job)
+    job.until(lambda: watched(job) and windows(job) > before)
+
+
+def trains_on(job: Sample) -> None:
+    before = job.step()
+    job.until(lambda: job.step() > before)
+
+
+def doctor(job: Sample, home: Path) -> str:
+    """What `kube doctor` finds wrong, each with what to do."""
+    found = json.loads(job.laptop(home)("doctor", "--json", code=1).stdout)
+    return "\n".join(f"{each['code']}: {each['says']} | {each['do']}" for each in found if each["state"] == "wrong")
+
+
+def pid_of(cluster: Node, program: str, argument: str) -> int:
+    """The process of a part of the cluster."""
+    state = str(cluster.state)
+    for found in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (found / "cmdline").read_text().split("\0")
+            at_home = state in (str((found / "cwd").readlink()), *words)
+            if words[0].rpartition("/")[2] == program and at_home and any(argument in word for word in words):
+                return int(found.name)
+    raise AssertionError(f"no {program} runs")
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that takes no turn meanwhile."""
+    kill_with(signal.SIGSTOP, pid)
+    try:
+        yield
+    finally:
+        kill_with(signal.SIGCONT, pid)
+
+
+def kill_with(signum: int, pid: int) -> None:
+    subprocess.run(["kill", f"-{signum}", str(pid)], check=True)
+
+
+@contextlib.contextmanager
+def without_api_server(cluster: Node) -> Iterator[None]:
+    """Nothing listens at the API server's address meanwhile."""
+    server = pid_of(cluster, "kube-apiserver", "--etcd-servers")
+    with stopped(parent_of(server)):
+        kill(server)
+        yield
+    wait_until(lambda: cluster.kubectl("get", "--raw", "/readyz", check=False).stdout == "ok", 60)
+
+
+def alarm(cluster: Node, action: str) -> None:
+    """Set or clear the alarm that a full etcd raises: it then takes no writes."""
+    body = json.dumps({**NO_ROOM, "action": action})
+    cluster.inside("curl", "-sSf", "-d", body, "http://127.0.0.1:2379/v3/maintenance/alarm")
+
+
+@contextlib.contextmanager
+def full_etcd(cluster: Node) -> Iterator[None]:
+    alarm(cluster, "ACTIVATE")
+    try:
+        yield
+    finally:
+        alarm(cluster, "DEACTIVATE")
+
+
+@contextlib.contextmanager
+def hub_denied(cluster: Node) -> Iterator[None]:
+    """What a NetworkPolicy does that denies the hub's port to all pods: the network here enforces none."""
+    rule = "FORWARD -p tcp --dport 7422 -j DROP"
+    outside = (cluster.state / "dest").read_text().strip()
+    where = f"LD_LIBRARY_PATH={outside}/root/usr/lib/x86_64-linux-gnu"
+    where += f" XTABLES_LIBDIR={outside}/root/usr/lib/x86_64-linux-gnu/xtables"
+    cluster.inside("sh", "-c", f"{where} /run/sbin/iptables -I {rule}")
+    try:
+        yield
+    finally:
+        cluster.inside("sh", "-c", f"{where} /run/sbin/iptables -D {rule}")
+
+
+@contextlib.contextmanager
+def without_image(cluster: Node, image: str) -> Iterator[None]:
+    """The node has lost an image that no registry has."""
+    kept = f"{image.rpartition(':')[0]}:kept"
+    cluster.ctr("images", "tag", "--force", image, kept)
+    cluster.ctr("images", "rm", "--sync", image)
+    try:
+        yield
+    finally:
+        cluster.ctr("images", "tag", "--force", kept, image)
+
+
+def image_of(job: Sample) -> str:
+    (deployment,) = job.controllers
+    return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
+def test_the_api_server_is_away_during_a_capture(job, store):
+    """GIVEN no API server WHEN a policy fires THEN the rank is captured, and shown once the server is back"""
+    with without_api_server(job.cluster):
+        wait_until(lambda: of_namespace(store, job.namespace))
+    traces = of_namespace(store, job.namespace)
+    found = job.until(lambda: len(some := job.stored()) >= len(traces) and some)
+    assert sorted(each["status"]["stored"]["reference"] for each in found) == of_namespace(store, job.namespace)
+    judged_on(job)
+
+
+def of_namespace(store: Store, namespace: str) -> list[str]:
+    """The traces of a namespace's job, each with the key that its object names."""
+    found = (trace.partition("/")[2] for trace in store.traces())
+    return [trace for trace in found if trace.startswith(f"{namespace}%2F")]
+
+
+def test_a_kubelet_is_silent(job, home):
+    """GIVEN a kubelet that is stopped, and then killed THEN doctor names its node, and the job is judged meanwhile"""
+    kubelet = pid_of(job.cluster, "kubelet", "--hostname-override")
+    with stopped(kubelet):
+        job.until(lambda: "does not answer" in doctor(job, home), 180)
+        found = doctor(job, home).splitlines()
+        assert found[1].startswith("pod: "), found
+        assert f"kubectl describe node {job.cluster.name}" in found[1]
+        assert "(its node" in next(line for line in found if line.startswith("operator: "))
+        before = windows(job)
+        job.until(lambda: windows(job) > before)
+        kill(kubelet)
+    ready = '{.status.conditions[?(@.type=="Ready")].status}'
+    node = ("get", "node", job.cluster.name, "-o", f"jsonpath={ready}")
+    wait_until(lambda: job.cluster.kubectl(*node).stdout == "True", 120)
+    job.until(lambda: "does not answer" not in doctor(job, home))
+    judged_on(job)
+
+
+def test_etcd_is_full(job, home):
+    """GIVEN an etcd that takes no writes THEN operator and doctor say so, and the report catches up afterwards"""
+    with full_etcd(job.cluster):
+        job.until(lambda: "lease: the operator has not renewed" in doctor(job, home), 180)
+        operator = job.cluster.kubectl("logs", "-l", "app.kubernetes.io/name=sftriage-operator", "-n", SYSTEM).stdout
+        assert "database space exceeded" in operator
+        controller = job.cluster.kubectl("logs", "-l", CONTROLLERS, "-n", job.namespace, "--tail=50").stdout
+        assert "cannot update all objects of the job in the cluster" in controller
+    wait_until(lambda: "lease: " not in doctor(job, home))
+    judged_on(job)
+
+
+def test_the_hub_is_denied(job, store):
+    """GIVEN a network that drops what is for the hub THEN the reports of an old and of a new job say so"""
+    with contextlib.ExitStack() as held:
+        with hub_denied(job.cluster):
+            new = held.enter_context(Sample.running(job.cluster, store, "denied", ENDLESS, slower))
+            job.until(lambda: "no data from" in why_not_watched(job))
+            trains_on(job)
+            assert why_not_watched(job).startswith("Unheard: ")
+            new.until(lambda: "does a NetworkPolicy deny its port 7422?" in why_not_watched(new))
+            agent = job.cluster.kubectl("logs", job.pods[0]["metadata"]["name"], "-c", "sftriage-agent", "-n", "faults")
+            assert "cannot be reached" in agent.stdout
+        judged_on(job)
+        judged_on(new)
+
+
+def test_an_image_is_missing(job, store, home):
+    """GIVEN a node without the image WHEN parts restart and a job starts THEN it is said, and all comes back with it"""
+    with contextlib.ExitStack() as held:
+        with without_image(job.cluster, image_of(job)):
+            for namespace, label in (
+                (SYSTEM, "app.kubernetes.io/name=sftriage-operator"),
+                (job.namespace, CONTROLLERS),
+            ):
+                pods = job.cluster.get("pods", "-l", label, namespace=namespace)["items"]
+                job.cluster.kubectl("delete", "pod", pods[0]["metadata"]["name"], "-n", namespace, "--wait=false")
+            late = held.enter_context(Sample.running(job.cluster, store, "late", SHORT, slower))
+            for each in (job, late):
+                each.until(lambda each=each: why_not_watched(each).startswith("ControllerDown: "))
+                assert "Correct the image" in why_not_watched(each)
+            found = late.until(lambda: "sftriage-carry: " in (text := doctor(late, home)) and text)
+            assert "container operator: " in found
+            assert "container controller: " in found
+            assert "recreate the pods" in found
+            trains_on(job)
+        judged_on(job)
+        late.until(lambda: all(each["status"]["phase"] == "Succeeded" for each in late.pods))
+
+
+def test_a_controller_is_evicted(job):
+    """GIVEN a drained node THEN another controller watches the job, and no trace is lost"""
+    before = {each["metadata"]["name"] for each in job.stored()}
+    (pod,) = job.get("pods", "-l", CONTROLLERS)
+    about = {"name": pod["metadata"]["name"], "namespace": job.namespace}
+    body = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": about}
+    path = f"/api/v1/namespaces/{job.namespace}/pods/{about['name']}/eviction"
+    job.cluster.kubectl("create", "--raw", path, "-f", "-", text=json.dumps(body))
+    run = job.report["status"]["run"]
+    job.until(lambda: job.report["status"].get("run") not in (None, run))
+    judged_on(job)
+    assert before <= {each["metadata"]["name"] for each in job.stored()}
+
+
+def test_a_pod_is_evicted_for_its_spool(job, store, home):
+    """GIVEN a spool over its limit THEN the pod is evicted, which doctor says, and the job ends in another pod"""
+
+    def small(objects: list[Any]) -> None:
+        slower(objects)
+        of_template(objects)["volumes"].append({"name": "sftriage-spool", "emptyDir": {"sizeLimit": "32Mi"}})
+
+    with Sample.running(job.cluster, store, "spool", SHORT, small) as one:
+        one.until(lambda: windows(one))
+        name = one.pods[0]["metadata"]["name"]
+        fill = ("sh", "-c", "head -c 67108864 /dev/zero > /sftriage-spool/spool/filler")
+        one.cluster.kubectl("exec", name, "-c", "train", "-n", one.namespace, "--", *fill)
+        found = one.until(lambda: "Evicted: " in (text := doctor(one, home)) and text)
+        assert "sftriage-spool" in found
+        one.until(lambda: sum(each["status"]["phase"] == "Succeeded" for each in one.pods) == 2)
+
+
+def quota(name: str, **hard: str) -> Any:
+    return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}, "spec": {"hard": hard}}
+
+
+def test_a_quota_has_no_room(job, store, home):
+    """GIVEN a quota without room for a controller, and another without room for sidecars THEN each is said"""
+    with contextlib.ExitStack() as held:
+        room = ("pods-only", quota("pods-only", pods="2")), ("narrow", quota("narrow", **{"limits.memory": "9Gi"}))
+        limits = {"limits": [{"type": "Container", "max": {"memory": "4Gi"}, "min": {"memory": "256Mi"}}]}
+        range_ = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "ranged"}, "spec": limits}
+        jobs = {}
+        for name, body in (*room, ("ranged", range_)):
+
+            def with_it(objects: list[Any], body: Any = body, name: str = name) -> None:
+                slower(objects)
+                objects.insert(0, {**body, "metadata": {**body["metadata"], "namespace": name}})
+
+            jobs[name] = held.enter_context(Sample.running(job.cluster, store, name, SHORT, with_it))
+        one = jobs["pods-only"]
+        one.until(lambda: "exceeded quota" in why_not_watched(one))
+        assert "Raise the quota or limit" in why_not_watched(one)
+        one.until(lambda: one.step() >= 0)
+        for name, words in (("narrow", "exceeded quota"), ("ranged", "minimum memory usage per Container")):
+            jobs[name].until(lambda name=name, words=words: words in doctor(jobs[name], home))
+
+
+def test_two_teams_have_a_job_of_one_name(job, store, home):
+    """GIVEN jobs of one name in two namespaces THEN reports, hubs, captures and keys are apart"""
+    with Sample.running(job.cluster, store, "team-b", 400, slower) as other:
+        other.until(lambda: len(other.stored()) == 2)
+        assert other.report["metadata"]["name"] != job.report["metadata"]["name"]
+        keys = [{each["status"]["stored"]["reference"] for each in one.stored()} for one in (job, other)]
+        assert all(key.startswith("team-b%2Fsample/") for key in keys[1])
+        assert not keys[0] & keys[1]
+        rows = other.laptop(home, store).json("list")
+        assert {row["namespace"] for row in rows["captures"]} == {"team-b"}
+        passwords = {
+            each["data"]["hub"] for one in (job, other) for each in one.get("secrets") if "hub" in each["data"]
+        }
+        assert len(passwords) == 2
+        other.cluster.kubectl("delete", "tcap", "--all", "-n", "team-b", "--timeout=60s")
+        assert of_namespace(store, "team-b") == []
+        assert set(of_namespace(store, job.namespace)) >= keys[0]
