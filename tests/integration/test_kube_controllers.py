@@ -274,6 +274,10 @@ def test_sidecars_of_another_version_are_reported(job):
     assert job.captures() == []
 
 
+def conditions(job: Job) -> set[tuple[str, str, str]]:
+    return {(each["type"], each["status"], each["reason"]) for each in job.report().get("conditions", ())}
+
+
 def test_a_controller_survives_a_full_disk(server, tmp_path, environment):
     """GIVEN a disk of controller and hub that takes nothing THEN the job trains on, and is judged again afterwards"""
     with contextlib.ExitStack() as held:
@@ -285,11 +289,15 @@ def test_a_controller_survives_a_full_disk(server, tmp_path, environment):
         wait_until(lambda: job.report().get("windows"))
         disk.fill()
         wait_until(lambda: "cannot be written" in job.said)
+        # (the hub's files are on it, too: the agent has no answer)
+        wait_until(lambda: "stores nothing" in job.said)
+        wait_until(lambda: ("Watched", "False", "DiskFull") in conditions(job))
         assert (controller.poll(), agent.poll(), trainers.poll()) == (None, None, None), job.said
         windows = job.report()["windows"]
         disk.empty()
         wait_until(lambda: "can be written again" in job.said)
         wait_until(lambda: job.report()["windows"] > windows + 3)
+        wait_until(lambda: ("Watched", "True", "Watched") in conditions(job))
         job.release.touch()
         assert trainers.wait(DEADLINE_S) == 0
         assert agent.wait(DEADLINE_S) == 0, job.said
