@@ -263,6 +263,17 @@ def made(kind: str, name: str, spec: Any, **metadata: Any) -> dict[str, Any]:
     return {"apiVersion": "sftriage.dev/v1alpha1", "kind": kind, "metadata": {"name": name, **metadata}, "spec": spec}
 
 
+def definition_of_any(api_version: str, kind: str) -> dict[str, Any]:
+    """The definition of a kind of another project: any object is one."""
+    group, _, version = api_version.partition("/")
+    names = {"kind": kind, "plural": f"{kind.lower()}s", "singular": kind.lower()}
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    served = {"name": version, "served": True, "storage": True, "schema": schema}
+    about = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
+    spec = {"group": group, "scope": "Namespaced", "names": names, "versions": [served]}
+    return {**about, "metadata": {"name": f"{names['plural']}.{group}"}, "spec": spec}
+
+
 def put_status(server: Cluster, namespace: str, plural: str, name: str, status: Any) -> None:
     """Write a status as the operator does, by its subresource; again where somebody else writes meanwhile."""
     path = f"/apis/sftriage.dev/v1alpha1/namespaces/{namespace}/{plural}/{name}/status"

@@ -4,7 +4,6 @@ import copy
 import json
 import re
 import subprocess
-from typing import Any
 
 import pytest
 import yaml
@@ -18,7 +17,7 @@ from sftriage.policy.state import Losses, SuspectLoss
 from sftriage.runs.directory import RunInfo
 from sftriage.runs.source import View
 from sftriage.traces.manifest import ReproducedInfo
-from tests.integration.kube import K8S, made, put_status
+from tests.integration.kube import K8S, definition_of_any, made, put_status
 from tests.integration.processes import wait_until
 from tests.scenario import row
 from tests.unit.conftest import manifest_of
@@ -220,21 +219,12 @@ FOREIGN = {"cert-manager.io": ("Issuer", "Certificate"), "monitoring.coreos.com"
 """Kinds of others that manifests of ours have objects of; here any object is one."""
 
 
-def _definition(group: str, kind: str) -> dict[str, Any]:
-    names = {"kind": kind, "plural": f"{kind.lower()}s", "singular": kind.lower()}
-    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    version = {"name": "v1", "served": True, "storage": True, "schema": schema}
-    about = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
-    spec = {"group": group, "scope": "Namespaced", "names": names, "versions": [version]}
-    return {**about, "metadata": {"name": f"{names['plural']}.{group}"}, "spec": spec}
-
-
 @pytest.mark.parametrize(
     "overlay", [".", "cert-manager", "cert-manager-nats", "nats", "dashboards", "prometheus", "samples"]
 )
 def test_the_server_accepts_the_manifests_and_an_upgrade(server, namespace, overlay):
     """GIVEN all of k8s/ WHEN it is applied, and again with another image THEN the server takes it, but newer kinds."""
-    foreign = [_definition(group, kind) for group, kinds in FOREIGN.items() for kind in kinds]
+    foreign = [definition_of_any(f"{group}/v1", kind) for group, kinds in FOREIGN.items() for kind in kinds]
     server.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(foreign))
     server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
     done = subprocess.run(["kubectl", "kustomize", str(K8S / overlay)], capture_output=True, text=True, check=True)

@@ -16,11 +16,12 @@ import pytest
 import yaml
 
 from sftriage.kube.injecting import InjectionSettings, injection
-from sftriage.kube.jobs import JobRef, job_of
+from sftriage.kube.jobs import OWNERS, JobRef, job_of
 from sftriage.policy.in_force import find
 from sftriage.policy.parsing import parse
-from tests.integration.kube import ANY, K8S, OWN, Cluster, Operators, OwnCluster, made
+from tests.integration.kube import ANY, K8S, OWN, Cluster, Operators, OwnCluster, definition_of_any, made
 from tests.integration.processes import DEADLINE_S, wait_until
+from tests.unit.kube.pods import TRAINERS
 
 pytestmark = pytest.mark.skipif(ANY in os.environ, reason="a cluster in which something runs makes pods of its own")
 
@@ -92,6 +93,35 @@ class TrainingJob:
         status = json.loads(found.stdout or "{}").get("status", {})
         one = next((one for one in status.get("conditions", ()) if one["type"] == "Injected"), None)
         return ("", "") if one is None else (f"{one['status']} {one['reason']}", one["message"])
+
+
+OF_OTHERS = {job.system: (body, job) for body, job in reversed(TRAINERS.values()) if job.system not in ("job", "pod")}
+
+
+def test_an_object_of_any_kind_owns_the_report_of_its_job(server, namespace, operators):
+    """GIVEN pods of each kind, and the object that made them THEN that owns the report of its job."""
+    owners = {}
+    for system, (version, kind) in OWNERS.items():
+        if system in OF_OTHERS:
+            server.kubectl("apply", "-f", "-", text=json.dumps(definition_of_any(version, kind)))
+    server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    for body, job in OF_OTHERS.values():
+        ref = JobRef(job.system, job.name, namespace)
+        version, kind, name = ref.owner or ("", "", "")
+        server.create({"apiVersion": version, "kind": kind, "metadata": {"name": name}}, namespace)
+        pod = injection(body, ref, SETTINGS, (1, 30)).pod
+        server.kubectl("create", "-n", namespace, "--validate=false", "-f", "-", text=json.dumps(pod))
+        owners[ref.object_name] = [(version, kind, name)]
+    operators.start()
+
+    def found() -> dict[str, Any]:
+        reports = [one["metadata"] for one in server.get("trep", namespace=namespace)["items"]]
+        return {
+            one["name"]: [(by["apiVersion"], by["kind"], by["name"]) for by in one.get("ownerReferences", ())]
+            for one in reports
+        }
+
+    wait_until(lambda: found() == owners, SOON_S)
 
 
 def policy(name: str) -> dict[str, Any]:
