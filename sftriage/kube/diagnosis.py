@@ -512,8 +512,8 @@ def _quota(cluster: Snapshot) -> Iterator[Finding]:
 
 def diagnose(cluster: Snapshot) -> list[Finding]:
     """All findings, in the order in which to fix them."""
-    checks = (*(_server, _pods, _operator, _webhook, _certificate), *(_labels, _injected, _controllers))
-    checks += _objects, _quota, _store
+    of_parts = (_server, _pods, _operator, _webhook, _certificate)
+    checks = (*of_parts, *(_labels, _injected, _controllers), *(_objects, _quota, _store))
     return [finding for check in checks for finding in check(cluster)]
 
 
