@@ -1,6 +1,6 @@
 # `make demo` shows what sftriage does; `make test` runs the tests, `make test-hosts` those of many hosts,
-# `make test-frameworks` those of training frameworks, and `make test-kube` those on a Kubernetes API server; `make check`
-# is what CI checks besides.
+# `make test-frameworks` those of training frameworks, `make test-kube` those on a Kubernetes API server, and `make
+# test-cluster` those on a cluster; `make check` is what CI checks besides.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -28,10 +28,14 @@ LONGEST := tests/unit/test_library.py $(addprefix tests/integration/,test_demo.p
 # Custom resources on a real API server (tests/integration/kube.py says which).
 KUBE := $(wildcard tests/integration/test_kube_*.py)
 
+# A cluster of one node, on which all of sftriage runs (tests/cluster/node.py says what it takes).
+CLUSTER_KEPT ?= $(HOME)/.cache/sftriage-cluster/kept
+STEP ?=
+
 # What is built of the recorder and the seams, where there is a compiler.
 WRITER := $(wildcard sftriage/trainer/*.c sftriage/trainer/seams/*.c)
 
-.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-deps gpu-check soak unit golden golden-accept openers frameworks check lint types imports house clean
+.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-cluster cluster cluster-end test-deps gpu-check soak unit golden golden-accept openers frameworks check lint types imports house clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -58,6 +62,18 @@ test-frameworks: frameworks
 
 test-kube: $(VENV)/.dev
 	$(PYTEST) -n 2 $(KUBE) $(ARGS)
+
+# A platform team's way from installing to uninstalling, and what may go wrong on it; STEP runs one step of it: install,
+# job, laptop, capture, upgrade, broken, uninstall, helm. SFTRIAGE_TEST_CLUSTER_STATE names a cluster that runs already.
+test-cluster: $(VENV)/.dev $(BIN)/helm
+	$(BIN)/python -m pytest --durations 20 $(if $(STEP),tests/cluster/test_walk.py -k test_$(STEP),tests/cluster) $(ARGS)
+
+# A cluster that stays for several runs, until `make cluster-end`.
+cluster: $(VENV)/.dev
+	$(BIN)/python -m tests.cluster.node up $(CLUSTER_KEPT)
+
+cluster-end: $(VENV)/.dev
+	$(BIN)/python -m tests.cluster.node down $(CLUSTER_KEPT)
 
 unit: $(VENV)/.dev
 	$(PYTEST) -n 2 tests/unit $(ARGS)

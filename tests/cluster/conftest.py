@@ -9,8 +9,7 @@ import pytest
 
 from tests.cluster import node
 from tests.cluster.node import Node
-from tests.cluster.samples import Store, kustomized
-from tests.integration.kube import SYSTEM
+from tests.cluster.samples import Store, install
 from tests.integration.s3 import served
 
 
@@ -31,13 +30,13 @@ def cluster(tmp_path_factory) -> Iterator[Node]:
 @pytest.fixture(scope="session")
 def store(cluster) -> Iterator[Store]:
     """A store that pods reach, and that the installed operator may delete from."""
-    with served(cluster.machine) as server:
+    # (the same port each time: pods of a cluster that stays have it in their environment)
+    with served(cluster.machine, 9000) as server:
         yield Store(server)
 
 
 @pytest.fixture
 def installed(cluster, store) -> Node:
     """The cluster with `k8s/` of this checkout, and with settings that name the store."""
-    image = node.tag(node.images()[0])
-    cluster.install(kustomized(cluster, store.settings, image), lambda: store.secret(cluster, SYSTEM))
+    install(cluster, store)
     return cluster

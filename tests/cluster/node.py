@@ -36,6 +36,10 @@ FIRST, LAST = 100, 250
 """The second number of nodes' addresses: each node has a network 10.N.0.0/16."""
 
 
+def free_number() -> int:
+    return next(n for n in range(FIRST + os.getpid() % 50, LAST) if not Path(f"/sys/class/net/kt{n}-m").exists())
+
+
 def missing() -> str | None:
     """Why no cluster can be started here, or None."""
     if not (SCRIPTS / "up").exists():
@@ -112,7 +116,7 @@ class Node(Cluster):
     @classmethod
     @contextlib.contextmanager
     def start(cls, state: Path) -> Iterator[Node]:
-        number = next(n for n in range(FIRST + os.getpid() % 50, LAST) if not Path(f"/sys/class/net/kt{n}-m").exists())
+        number = free_number()
         try:
             script("up", programs(), state, f"kt{number}", number)
             yield cls(state)
@@ -148,7 +152,7 @@ class Node(Cluster):
         command += ["--listen", self.machine, "--port", port, "--ctr", PROGRAMS / "bin" / "ctr"]
         command += ["--socket", self.state / "containerd.sock"]
         log = self.state / "log" / "as-newer.log"
-        with log.open("ab") as out, ended(subprocess.Popen([*map(str, command)], stdout=out, stderr=out)):
+        with log.open("wb") as out, ended(subprocess.Popen([*map(str, command)], stdout=out, stderr=out)):
             wait_until(lambda: "ready" in log.read_text(), 60)
             yield
 
@@ -171,3 +175,21 @@ class Node(Cluster):
         """Wait until the parts of sftriage run what was last applied."""
         for each in PARTS:
             self.kubectl("rollout", "status", f"deployment/{each}", "-n", SYSTEM, f"--timeout={deadline_s}s")
+
+
+def main(command: str, state: str = "") -> int:
+    """`up STATE`, `down STATE`; and `missing`, which says why no cluster starts here within a minute, if so."""
+    if command == "missing":
+        why = missing() or (None if (PROGRAMS / ".built").exists() else f"no programs in {PROGRAMS}: make cluster")
+        sys.stdout.write(why or "")
+        return int(why is not None)
+    if command == "up":
+        number = free_number()
+        sys.stdout.write(f"{script('up', programs(), state, f'kt{number}', number)}export {RUNNING}={state}\n")
+    else:
+        sys.stdout.write(script("down", state))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from sftriage.kube.jobs import COMPONENT_LABEL, CONTROLLER
+from tests.cluster import node
 from tests.cluster.node import TRAINER, Node, for_old
 from tests.integration.kube import SYSTEM, Laptop
 from tests.integration.processes import ROOT, wait_until
@@ -43,9 +44,10 @@ class Store:
         about = {"metadata": {"name": SECRET, "namespace": namespace}, "stringData": self.environment}
         cluster.kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "Secret", **about}))
 
-    def traces(self) -> list[str]:
-        """The folders of complete traces."""
-        return sorted(str(Path(key).parent) for key in self.server.objects() if key.endswith("/manifest.json"))
+    def references(self) -> set[str]:
+        """Where in the store whole traces are, as captures have it."""
+        keys = (key.removeprefix("traces/") for key in self.server.objects())
+        return {key.removesuffix("/manifest.json") for key in keys if key.endswith("/manifest.json")}
 
 
 def kustomized(cluster: Node, settings: Mapping[str, Any], image: str = OURS, checkout: Path = ROOT) -> str:
@@ -65,6 +67,19 @@ def kustomized(cluster: Node, settings: Mapping[str, Any], image: str = OURS, ch
         }
         (Path(folder) / "kustomization.yaml").write_text(yaml.safe_dump(made))
         return for_old(cluster.kubectl("kustomize", folder).stdout)
+
+
+def install(cluster: Node, store: Store, checkout: Path = ROOT) -> None:
+    """Install a checkout's `k8s/` with its image, or change the installation to it."""
+    image = load(cluster, checkout)
+    cluster.install(kustomized(cluster, store.settings, image, checkout), lambda: store.secret(cluster, SYSTEM))
+
+
+def load(cluster: Node, checkout: Path) -> str:
+    """Give the node a checkout's image, and return its tag."""
+    archive = node.images(checkout)[0]
+    cluster.load(archive)
+    return node.tag(archive)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,19 +65,6 @@ class Hosts:
     def host(name: str) -> str:
         return f"node-{name[-1]}"
 
-    @contextlib.contextmanager
-    def reaching_us(self) -> Iterator[str]:
-        """An address at which hosts reach this machine."""
-        here, there, address = f"sft{os.getpid()}gw", "port-gw", "10.97.0.254"
-        ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", self._switch)
-        try:
-            ip("-n", self._switch, "link", "set", there, "master", "switch", "up")
-            ip("addr", "add", f"{address}/24", "dev", here)
-            ip("link", "set", here, "up")
-            yield address
-        finally:
-            ip("link", "del", here)
-
     def memory(self, number: int) -> Path:
         return Path(f"/proc/{self.inits[number].pid}/root/dev/shm")
 

@@ -41,8 +41,8 @@ class Server:
 
 
 @contextmanager
-def served(address: str = "127.0.0.1") -> Iterator[Server]:
-    moto = ThreadedMotoServer(address, 0, verbose=False)
+def served(address: str = "127.0.0.1", port: int = 0) -> Iterator[Server]:
+    moto = ThreadedMotoServer(address, port, verbose=False)
     moto.start()
     try:
         server = Server(moto.get_host_and_port()[1], address)
