@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
+from typing import Any, get_args
 
 import jsonschema
 import msgspec
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sftriage.kube import statuses
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.objects import MAX_CAPTURES, MAX_HOLDS, capture_of, condition
-from sftriage.kube.statuses import KnownCapture, capture_status, report_status
+from sftriage.kube.statuses import KnownCapture, capture_status, controller_down, pod_trouble, report_status
 from sftriage.model.captures import CaptureResult, CaptureState
 from sftriage.model.events import CostMeasured, Difference, DifferencesFound, RemedyChanged
 from sftriage.policy.in_force import find, shipped
@@ -494,3 +494,58 @@ def test_a_job_has_few_events(course):
     assert len(served) <= len(get_args(Health)) + 2
     assert sum(one["count"] for one in served.values()) == count
     assert all(0 < len(one["message"]) <= 1024 for one in served.values())
+
+
+def pod(**status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "p", "namespace": "n"}, "spec": {"nodeName": "gpu-1"}, "status": status}
+
+
+def container(name: str, restarts: int = 0, **states: Any) -> dict[str, Any]:
+    return {"name": name, "restartCount": restarts, "state": {}, **states}
+
+
+def is_ready(pod: str, containers: str) -> list[dict[str, str]]:
+    return [{"type": "Ready", "status": pod}, {"type": "ContainersReady", "status": containers}]
+
+
+PULLS = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}}
+KILLED = {"lastState": {"terminated": {"reason": "OOMKilled"}}}
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no nodes"}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "words"),
+    [
+        (pod(phase="Running", conditions=is_ready("True", "True")), None, ""),
+        (pod(phase="Pending", containerStatuses=[container("a", state={"waiting": {"reason": "Creating"}})]), None, ""),
+        (pod(phase="Pending", initContainerStatuses=[container("a", **PULLS)]), "ImageMissing", "p, container a: Back"),
+        (pod(phase="Running", containerStatuses=[container("a", 2, **KILLED)]), "OutOfMemory", "2 restarts"),
+        (
+            pod(phase="Failed", reason="Evicted", message="over its limit."),
+            "Evicted",
+            "p: Evicted: over its limit. Make",
+        ),
+        (pod(phase="Pending", conditions=[UNSCHEDULABLE]), "Unschedulable", "no nodes"),
+        (pod(phase="Running", conditions=is_ready("False", "True")), "NodeLost", "kubectl describe node gpu-1"),
+        (pod(phase="Running", conditions=is_ready("False", "False")), None, ""),
+    ],
+)
+def test_a_pod_that_does_not_run_has_a_reason_and_a_remedy(body, reason, words):
+    found = pod_trouble(body)
+    assert (None if found is None else found.reason) == reason
+    assert found is None or words in found.words
+
+
+def test_a_controller_is_down_if_its_pod_shows_why():
+    """GIVEN a Deployment without a pod that is available THEN a report says why, unless its node is only silent"""
+    deployment = {"metadata": {"name": "c", "namespace": "n"}, "status": {}}
+    pulls = pod(phase="Pending", containerStatuses=[container("controller", **PULLS)])
+    down = controller_down(deployment, [pulls])
+    assert down is not None
+    assert down[:3] == ("Watched", "False", "ControllerDown")
+    assert controller_down(deployment, [pod(phase="Running", conditions=is_ready("False", "True"))]) is None
+    assert controller_down({**deployment, "status": {"availableReplicas": 1}}, [pulls]) is None
+    refused = {"conditions": [{"type": "ReplicaFailure", "message": "exceeded quota: small"}]}
+    down = controller_down({**deployment, "status": refused}, [])
+    assert down is not None
+    assert "exceeded quota: small. Raise the quota" in down.message
