@@ -46,7 +46,7 @@ def job(cluster, store) -> Iterator[Sample]:
     """A watched job that goes on for as long as these tests take, and has not lost a pod at their end."""
     cluster.install(kustomized(cluster, store.settings, tag(images()[0])), lambda: store.secret(cluster, SYSTEM))
     with Sample.running(cluster, store, "faults", ENDLESS, slower) as one:
-        one.until(lambda: windows(one))
+        one.until(lambda: windows(one), 600)
         yield one
         assert [restarts(pod) for pod in one.pods] == [0, 0]
 
