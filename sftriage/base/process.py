@@ -378,17 +378,17 @@ def files_of_cgroup(process: Path) -> Iterator[tuple[str, Path]]:
 def cgroups(process: Path, mounted: Path = CGROUPS) -> Iterator[Path]:
     """The folders of the cgroups of a process that may count its CPU time.
 
-    The path of a process in another cgroup namespace leads out of the caller's (``/../``). It is read in that process's
-    own view, in which its cgroup is the root.
+    In a container, the path of a process may lead out of the caller's namespace (``/../``), or be the host's. It is
+    then read in that process's own view, in which its cgroup is the root.
     """
     for line in content_of(process / "cgroup").decode("utf-8", "replace").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        outside = path.startswith("/..")
-        top = process / "root" / mounted.relative_to("/") if outside else mounted
-        for name in (controllers, "cpu", "cpu,cpuacct") if controllers else ("", "unified"):
-            folder = top / name / ("" if outside else path.lstrip("/"))
+        names = (controllers, "cpu", "cpu,cpuacct") if controllers else ("", "unified")
+        own = process / "root" / mounted.relative_to("/")
+        folders = [] if path.startswith("/..") else [mounted / name / path.lstrip("/") for name in names]
+        for folder in (*folders, *(own / name for name in names)):
             if (folder / "cpu.stat").exists():
                 yield folder
                 break

@@ -340,14 +340,17 @@ def test_the_cgroup_of_a_process_is_found(tmp_path, content, mounted, found):
     assert [str(one.relative_to(top)) for one in cgroups(process, top)] == found
 
 
-def test_a_process_in_another_cgroup_namespace_is_read_in_its_own_view(tmp_path):
-    # GIVEN a trainer in another container: from here its cgroup is outside, and in its own view it is the root
+@pytest.mark.parametrize(
+    ("content", "controller"), [("0::/../c2\n", ""), ("4:cpu,cpuacct:/kubepods/pod1/c2\n", "cpu,cpuacct")]
+)
+def test_a_process_in_another_container_is_read_in_its_own_view(tmp_path, content, controller):
+    # GIVEN a trainer in a container: from here its cgroup is outside, or has the host's path; there it is the root
     process, top = tmp_path / "proc", tmp_path / "cgroup"
-    own = process / "root" / str(top).lstrip("/")
-    for folder in (top, own):
+    own = process / "root" / str(top).lstrip("/") / controller
+    for folder in (top / controller, own):
         folder.mkdir(parents=True)
         (folder / "cpu.stat").write_bytes(V2)
-    (process / "cgroup").write_text("0::/../c2\n")
+    (process / "cgroup").write_text(content)
     assert [one.resolve() for one in cgroups(process, top)] == [own]
 
 
