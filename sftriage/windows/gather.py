@@ -285,7 +285,7 @@ class Gatherer:
         # (usually ranks lie closer together, and a large job would take much memory)
         self._rows = StepRows(schema, world_size, min(shape.window_steps + shape.stride_steps, self._capacity_steps))
         self._complete: list[Window] = []
-        self._hosts, self._cohorts = [""] * world_size, [""] * world_size
+        self._hosts, self._agents, self._cohorts = [""] * world_size, [""] * world_size, [""] * world_size
 
     def add(self, steps: StepArrays) -> None:
         """Add steps of any ranks in any order. Incomplete steps, and ranks beyond the world size, count as missing."""
@@ -336,6 +336,7 @@ class Gatherer:
             for rank, ring in rows.ranks.items():
                 if 0 <= rank < self.world_size:
                     self._hosts[rank], self._cohorts[rank] = ring.host, ring.cohort
+                    self._agents[rank] = rows.agent or self._agents[rank]
             self._away_R[[rank for rank in rows.away if 0 <= rank < self.world_size]] = True
         steps = together([rows.steps for rows in sent])
         of_devices = [rows.device_steps for rows in sent if rows.device_steps is not None]
@@ -486,11 +487,17 @@ class Gatherer:
             self._warm_up(self._cut)
         return False
 
+    def _places(self) -> tuple[str, ...] | None:
+        """The ranks' hosts; those of one host by their agents, of which each pod has its own."""
+        one_host = len(set(filter(None, self._hosts))) == 1
+        places = self._agents if one_host and len(set(filter(None, self._agents))) > 1 else self._hosts
+        return tuple(places) if any(places) else None
+
     def _window(self, first_step: int, n_steps: int) -> Window:
         return Window(
             schema=self.schema,
             first_step=first_step,
-            hosts=tuple(self._hosts) if any(self._hosts) else None,
+            hosts=self._places(),
             cohorts=tuple(self._cohorts) if any(self._cohorts) else None,
             attempt=self._attempt,
             on_device=self.on_device,
