@@ -443,7 +443,19 @@ def counted_beside(source: HeatSource, manifest: Manifest, attempt: int) -> dict
         return None
     ranks = [capture.rank, *(rank for rank in files if rank != capture.rank)]
     window = counted_steps(source.logs, attempt, ranks, min(first, capture.first_step), capture.last_step)
-    found = None if window is None else system_counts(window, [0], np.ones(len(window.durations_NRS), dtype=np.bool_))
+    return None if window is None else _over_others(window)
+
+
+def counted_in(window: Window | None, manifest: Manifest) -> dict[str, float] | None:
+    """The same, from steps of all ranks: a controller has no logs of counters."""
+    if window is None:
+        return None
+    peers = peers_of(manifest, range(window.durations_NRS.shape[1]), PEERS_COUNTED)
+    return _over_others(window.of_ranks([manifest.capture.rank, *peers]))
+
+
+def _over_others(window: Window) -> dict[str, float] | None:
+    found = system_counts(window, [0], np.ones(len(window.durations_NRS), dtype=np.bool_))
     return None if found is None else dict(found.over)
 
 

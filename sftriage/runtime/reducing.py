@@ -25,7 +25,7 @@ from sftriage.reduce.samples import StackSamples, read_samples
 from sftriage.reduce.stages import Names, Reduction, reduce_trace
 from sftriage.reduce.together import Agreement, Agrees, Reduced, compare, manifest_beside, overall, read_all, together
 from sftriage.runs.directory import RunDirectory, read_info
-from sftriage.runs.lateness import HeatSource, captured_steps, control_of, counted_beside, steps_beside
+from sftriage.runs.lateness import HeatSource, captured_steps, control_of, counted_beside, counted_in, steps_beside
 from sftriage.runs.recordings import RecordedRun, load_recording
 from sftriage.runtime.copies import push
 from sftriage.traces.disk import Counted, Do, at_once, refusal
@@ -72,6 +72,7 @@ class Annotations:
         self._causes: deque[tuple[Manifest, CauseInfo, LeftOpen]] = deque()
         self._published: dict[str, tuple[str, str]] = {}
         self._gpu_slowed: dict[str, float] = {}
+        self._counted_by_hosts: dict[str, dict[str, float] | None] = {}
 
     def stored(
         self,
@@ -80,11 +81,12 @@ class Annotations:
         remarks: tuple[str, ...] = (),
         attempt: int = 0,
         gpu_slowed: float | None = None,
+        steps: Window | None = None,
     ) -> None:
         """Update the manifest of a stored capture, and analyse it. The capture stays even if this fails.
 
         ``found`` says whether the capture shows the fault; ``remarks`` are on its rank; ``gpu_slowed`` is how far
-        the GPU's clock is below the others', as a fraction, if it is slow.
+        the GPU's clock is below the others', as a fraction, if it is slow; ``steps`` are those up to the captured ones.
         """
         if gpu_slowed is not None:
             self._gpu_slowed[capture_id] = gpu_slowed
@@ -93,6 +95,7 @@ class Annotations:
         except SftriageError as error:
             log.warning("could not update the manifest of capture %s: %s", capture_id, error)
             return
+        self._counted_by_hosts[capture_id] = counted_in(steps, manifest)
         if found is not None:
             manifest = self._note(manifest, ReproducedInfo.of(found))
         if remarks:
@@ -199,7 +202,8 @@ class Annotations:
 
     def _counted(self, manifest: Manifest, findings: Findings, attempt: int) -> dict[str, float] | None:
         """The captured rank's counters above its peers', and the time lost to a lower clock of its GPU."""
-        counted, slowed = counted_beside(self._steps, manifest, attempt), self._gpu_slowed.get(manifest.capture_id)
+        counted = counted_beside(self._steps, manifest, attempt) or self._counted_by_hosts.get(manifest.capture_id)
+        slowed = self._gpu_slowed.get(manifest.capture_id)
         if slowed is None:
             return counted
         whole = manifest.trigger.stage is None

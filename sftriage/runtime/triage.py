@@ -44,6 +44,8 @@ from sftriage.windows.logs import StepLogs, kept_steps
 
 log = logging.getLogger("sftriage")
 
+COUNTED_STEPS = 45
+"""Steps before a capture whose counters are compared with those of other ranks."""
 POLL_S = 0.25
 SHOW_S = 1.0
 """How often sinks get the state of the ranks."""
@@ -370,8 +372,8 @@ class Triage:
             attempt = self._attempt if generation is None else generation
             found = self._reproduced(result, attempt)
             remarks, self._stored[result.rank] = self._evidence.remarks_on(result.rank), result.capture_id
-            slowed = self._evidence.slowed.get(result.rank)
-            self._annotate(partial(self._annotations.stored, result.capture_id, found, remarks, attempt, slowed))
+            about = remarks, attempt, self._evidence.slowed.get(result.rank), self._steps_to(result, attempt)
+            self._annotate(partial(self._annotations.stored, result.capture_id, found, *about))
             # (before the capture is recorded as ended: if this process dies here, the next one analyses it again)
             self._publish_causes()
         self._controller.changed(result, time.time(), found, report.stored_bytes)
@@ -393,6 +395,17 @@ class Triage:
             self._log_once(f"cannot tell whether capture {result.capture_id} reproduced its fault: {error}")
             log.debug("cannot tell whether a capture reproduced its fault", exc_info=True)
             return None
+
+    def _steps_to(self, result: CaptureResult, attempt: int) -> Window | None:
+        """The captured steps and some before, since counters are read a few times a second."""
+        if result.first_step is None or result.last_step is None:
+            return None
+        first = max(0, result.first_step - COUNTED_STEPS)
+        with contextlib.suppress(Exception):
+            return self._assembly.steps(attempt, first, result.last_step) or self._assembly.steps(
+                attempt, result.first_step, result.last_step
+            )
+        return None
 
     def _publish_state(self) -> bool:
         now_s = self._now_s()
