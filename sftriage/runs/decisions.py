@@ -25,7 +25,7 @@ from sftriage.windows.log_files import find_logs
 from sftriage.words.decisions import decision_values, reason_sentence, resolution
 from sftriage.words.news import News, news_of
 from sftriage.words.run import disk_now, event_sentence
-from sftriage.words.verdicts import slow_stage, subject, timing, verdict_sentence
+from sftriage.words.verdicts import named_in_short, slow_stage, subject, timing, verdict_sentence
 
 if TYPE_CHECKING:
     from sftriage.traces.catalogue import CaptureRow
@@ -307,7 +307,7 @@ def row_of(
         **_decided(decision, triggers) | {"attempt": verdict.attempt} | picked(verdict, *of_verdict),
         advances_s=verdict.advances_s,
         sentence=verdict_sentence(verdict),
-        named=f"{subject(first)} in {slow_stage(first)}" if first is not None and first.ranks else "",
+        named=named_in_short(first) if first is not None and first.ranks else "",
         onset_step=None if first is None else first.onset_step,
         parameters=decision.parameters,
         rule=decision.rule or "",

@@ -320,6 +320,20 @@ _EACH = {
 """What the system did in each step, by the number of the verdict."""
 
 
+_KEPT_BACK: Mapping[SystemCode, str] = {
+    "cgroup_throttled": "throttled by its CPU limit",
+    "stopped": "stopped as a whole",
+    "page_faults": "waiting for pages from disk",
+    "memory_pressure": "waiting for memory",
+}
+
+
+def named_in_short(suspect: Suspect) -> str:
+    """A suspect, its stage, and what the system does to it."""
+    done = "" if suspect.by_system is None else _KEPT_BACK.get(suspect.by_system[0], "")
+    return ", ".join(filter(None, (f"{subject(suspect)} in {slow_stage(suspect)}", done)))
+
+
 def slow_stage(suspect: Suspect) -> str:
     """A suspect's stage."""
     return suspect.stage or "all its local stages"
