@@ -12,8 +12,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -400,3 +400,52 @@ def content_of(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+@dataclass(slots=True)
+class MemoryCgroups:
+    """Whether the kernel has killed a process of our cgroup since then for lack of memory.
+
+    ``folders`` are that cgroup, and those around it, whose limits it may have exceeded.
+    """
+
+    folders: tuple[Path, ...] = field(default_factory=lambda: tuple(memory_cgroups()))
+    _before: dict[Path, tuple[int, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._before = {folder: _kills(folder) for folder in self.folders}
+
+    def killed(self) -> bool:
+        return any(_kills(folder)[0] > self._before[folder][0] for folder in self.folders[:1])
+
+    def limit_bytes(self) -> int | None:
+        """The limit of the innermost cgroup that has reached its own; None if none has."""
+        for folder, before in self._before.items():
+            limit = content_of(folder / "memory.max") or content_of(folder / "memory.limit_in_bytes")
+            if limit.strip().isdigit() and _kills(folder)[1] > before[1] and int(limit) < 1 << 60:
+                return int(limit)
+        return None
+
+
+def memory_cgroups(process: Path = Path("/proc/self"), mounted: Path = CGROUPS) -> Iterable[Path]:
+    """The folder of a process's memory cgroup, and of those around it, innermost first."""
+    for line in content_of(process / "cgroup").decode("utf-8", "replace").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = mounted / "memory" if controllers else mounted
+        # (in a container, the path may be the host's)
+        folder = top / path.lstrip("/")
+        for each in (folder, *folder.parents) if folder.exists() else (top,):
+            if each.is_relative_to(top) and any(
+                (each / name).exists() for name in ("memory.events", "memory.oom_control")
+            ):
+                yield each
+
+
+def _kills(folder: Path) -> tuple[int, int]:
+    """How many processes were killed there, and how often its own limit was the reason."""
+    text = content_of(folder / "memory.events") or content_of(folder / "memory.oom_control")
+    counts = dict(line.split() for line in text.decode("ascii", "replace").splitlines() if len(line.split()) == 2)
+    kills = int(counts.get("oom_kill", 0))
+    return kills, int(counts.get("oom", kills))

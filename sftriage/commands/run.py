@@ -236,7 +236,7 @@ def agent(
     about = rings, where, job, options.job_id, options.address, name, keeping
     with contextlib.closing(JobEnds(rings)) as ends, contextlib.closing(AgentHost(*about)) as host:
         host.start()
-        early = not host.watch(lambda: notes.last_signal is not None)
+        early = not host.watch(ends.of_host, lambda: notes.last_signal is not None)
         # (a signal that ends the job ends its trainers at the same moment)
         if over := not early or host.left_within(GRACE_S):
             over = host.finish(ends.of_host(), *(() if not early else (LEAVE_S + HURRY_S,)), logs=not early)

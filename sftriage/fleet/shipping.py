@@ -144,6 +144,10 @@ class HostEnd:
         """How the job broke, in sentences of the controller; None until it has judged that."""
         return None if self._orders is None else self._orders.broken
 
+    def restarted(self, ends: HostEnds) -> None:
+        """Send how the ranks here ended, once: they have restarted."""
+        self._ends = fitting(ends)
+
     def finish(self, patience_s: float, ends: HostEnds | None = None) -> bool:
         """Send what is left, and that the job has ended here; return whether in time, which progress extends."""
         self._ends = None if ends is None else fitting(ends)
@@ -277,6 +281,8 @@ class HostEnd:
             switches=tuple(self._agent.switches()[:MAX_ITEMS]),
             ends=None if self._ends is None else replace(self._ends, margin_s=min(self._answered_s, MAX_MARGIN_S)),
         )
+        if self._over_s == float("inf"):
+            self._ends = None
         self._outbox.extend(msgspec.structs.replace(alone, rows=(rows,)) for rows in some[:-1])
         self._outbox.append(last)
         self._hub.soon(self._wake.set)

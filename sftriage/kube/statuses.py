@@ -15,7 +15,7 @@ from sftriage.kube import objects
 from sftriage.kube.jobs import JobRef, items, mapping, text
 from sftriage.kube.objects import Body, Now, capture_of, dated, readable, status_of
 from sftriage.model.captures import ENDED, CaptureResult
-from sftriage.model.events import RemedyChanged
+from sftriage.model.events import JobBroken, RemedyChanged
 from sftriage.policy.in_force import PolicySet
 from sftriage.policy.parsing import MAX_SHOWN, LoadedPolicy, PolicyError, Problem, parse
 from sftriage.runs.decisions import WindowRow
@@ -332,7 +332,7 @@ def report_status(body: Body, view: View, now_s: float, pod: str = "", trouble: 
     captures = list(_captures(view))
     return objects.TriageReportStatus(
         observedGeneration=body["metadata"].get("generation"),
-        conditions=dated(body, (_healthy(summary), _watched(view, trouble)), now_s, others=True),
+        conditions=dated(body, (_healthy(summary), _watched(view, trouble), *_restarted(view)), now_s, others=True),
         run=None if view.info is None else view.info.run_id,
         health=summary.health,
         summary=_summary(summary),
@@ -389,6 +389,12 @@ def _watched(view: View, trouble: str) -> Now:
     if view.going:
         return Now("Watched", "True", "Watched", REPORT_WORDS["watched"])
     return Now("Watched", "False", "NoRun" if view.info is None else "Ended", REPORT_WORDS["over"])
+
+
+def _restarted(view: View) -> Iterator[Now]:
+    broken = next((note for note in reversed(view.notes) if isinstance(note, JobBroken) and note.restarted), None)
+    if broken is not None:
+        yield Now("Restarted", "True", "RankEnded", event_sentence(broken))
 
 
 def _holds(held: Sequence[WindowRow]) -> Iterator[objects.Hold]:
@@ -488,6 +494,12 @@ def news(before: Mapping[str, Any], now: Mapping[str, Any], job: JobRef) -> Iter
     if health != was and health not in _SILENT and not (health == "healthy" and was in _SILENT):
         reason = "".join(word.capitalize() for word in str(health).split("_"))
         yield ReportNews(reason, "Warning" if health in _TROUBLE else "Normal", str(now.get("summary") or health))
+    restarted = [
+        next((each["message"] for each in status.get("conditions", ()) if each["type"] == "Restarted"), "")
+        for status in (before, now)
+    ]
+    if restarted[1] and restarted[1] != restarted[0]:
+        yield ReportNews("Restarted", "Warning", restarted[1])
     remedy = now.get("remedy")
     if remedy is not None and remedy != before.get("remedy"):
         yield ReportNews(f"Remedy{remedy['state'].capitalize()}", "Normal", remedy["words"])

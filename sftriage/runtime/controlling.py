@@ -220,6 +220,7 @@ class JobController(WatchedRun):
         self._deadline_s = float("inf")
         self._broken: list[JobBroken] = []
         self._unheard = ""
+        self._judged = -1
         with contextlib.ExitStack() as held:
             hub = self._hub = Hub(
                 options.address.of(CONTROLLER_FILE), f"sftriage controller of {self._places.run}", self._places.lead
@@ -253,6 +254,7 @@ class JobController(WatchedRun):
             self._fleet = self._made()
             # (steps arrive by themselves, so reading them is cheap)
             self._watch(self._fleet, resume=job is None, reads_s=POLL_S)
+            self._triage.restarts = self._restarts
             held.pop_all()
 
     def watch(self, show: Callable[[str], None], ending_signal: Callable[[], int | None] = lambda: None) -> bool:
@@ -307,7 +309,17 @@ class JobController(WatchedRun):
 
     def _judge_ends(self) -> list[JobBroken]:
         self._broken = broken_in(self._fleet.ends(), time.time())
-        return self._broken
+        return [event for event in self._broken if event.attempt > self._judged]
+
+    def _restarts(self) -> list[JobBroken]:
+        """Which rank went first in attempts that all hosts have reported and restarted since, each once."""
+        if any(host.ends is None for host in self._fleet.hosts.values()):
+            return []
+        ends = self._fleet.ends()
+        begun = min((max((end.attempt for end in host.ranks), default=0) for host in ends), default=0)
+        broken = [event for event in broken_in(ends, time.time()) if self._judged < event.attempt < begun]
+        self._judged = max(self._judged, begun - 1)
+        return broken
 
     def _announce(self) -> None:
         self._fleet.announce([broken_sentence(event) for event in self._broken])

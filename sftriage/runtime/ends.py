@@ -9,18 +9,19 @@ import re
 import select
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from sftriage.base.loops import Loop
-from sftriage.base.process import content_of, start_ticks
+from sftriage.base.process import MemoryCgroups, content_of, start_ticks
 from sftriage.errors import RingError
 from sftriage.model.ends import HostEnds, RankEnd
 from sftriage.model.events import JobBroken, Place
 from sftriage.model.hangs import Call, GroupCalls
+from sftriage.runs.liveness import trainers_left
 from sftriage.runtime.launcher import Launcher
 from sftriage.trainer.ends import append_end, ends_file
 from sftriage.trainer.layout import find_rings
@@ -32,7 +33,7 @@ MAX_BYTES = 1 << 18
 POLL_S = 0.25
 """How often to look for new ranks."""
 _KILLED = re.compile(rb"Killed process (\d+)")
-_KERNEL_LOG, _CGROUPS = Path("/dev/kmsg"), Path("/sys/fs/cgroup")
+_KERNEL_LOG = Path("/dev/kmsg")
 
 
 class JobEnds:
@@ -50,7 +51,7 @@ class JobEnds:
         self._loop.start()
 
     def of_host(self, launcher: Launcher | None = None) -> HostEnds:
-        """How the ranks have ended; call it once, when the job has ended."""
+        """How the ranks have ended so far."""
         status = None if launcher is None else launcher.exit_status
         killed, limit_bytes, by_cgroup = self._kernel_log.killed(), self._memory.limit_bytes(), self._memory.killed()
         ranks, world_size = [], 1
@@ -127,6 +128,18 @@ def ends_in(rings: Path) -> Iterable[tuple[RankEnd, int]]:
     return [found[about] for about in sorted(found)]
 
 
+def newest_attempt(rings: Path) -> int:
+    """The newest attempt that has a ring; -1 if there is none."""
+    return max((int(path.name.split(".")[1]) for path in find_rings(rings)), default=-1)
+
+
+def left_in_order(rings: Path) -> bool:
+    """Whether all ranks have signed off, and none with an exception, after which they may restart."""
+    return trainers_left(rings) and not any(
+        end.error for end, _ in ends_in(rings) if end.attempt == newest_attempt(rings)
+    )
+
+
 def _notes_of(path: Path) -> dict[str, Any]:
     """The notes of a rank (see `sftriage.trainer.ends`) in one; ``noticed_s`` is when its end was noticed first."""
     notes: dict[str, Any] = {}
@@ -135,6 +148,7 @@ def _notes_of(path: Path) -> dict[str, Any]:
             note = json.loads(line)
             if "worker" in note:
                 notes.setdefault("workers", {})[int(note["worker"])] = int(note["status"])
+                notes |= {name: note[name] for name in note.keys() & {"killed_for_memory"}}
                 continue
             if not {"error", "status", "gone"}.isdisjoint(note):
                 notes.setdefault("noticed_s", float(note["time_s"]))
@@ -159,72 +173,24 @@ def _with_notes(end: RankEnd, notes: Mapping[str, Any]) -> RankEnd:
         chain=tuple(notes.get("chain", ())),
         place=None if place is None else Place(*place),
         workers=notes.get("workers", {}),
+        out_of_memory="cgroup" if "killed_for_memory" in notes else "",
+        limit_bytes=notes.get("killed_for_memory"),
         calls=calls,
         groups=groups,
     )
-
-
-@dataclass(slots=True)
-class MemoryCgroups:
-    """Whether the kernel has killed a process of our cgroup since then for lack of memory.
-
-    ``folders`` are that cgroup, and those around it, whose limits it may have exceeded.
-    """
-
-    folders: tuple[Path, ...] = field(default_factory=lambda: tuple(memory_cgroups()))
-    _before: dict[Path, tuple[int, int]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._before = {folder: _kills(folder) for folder in self.folders}
-
-    def killed(self) -> bool:
-        return any(_kills(folder)[0] > self._before[folder][0] for folder in self.folders[:1])
-
-    def limit_bytes(self) -> int | None:
-        """The limit of the innermost cgroup that has reached its own; None if none has."""
-        for folder, before in self._before.items():
-            limit = content_of(folder / "memory.max") or content_of(folder / "memory.limit_in_bytes")
-            if limit.strip().isdigit() and _kills(folder)[1] > before[1] and int(limit) < 1 << 60:
-                return int(limit)
-        return None
-
-
-def memory_cgroups(process: Path = Path("/proc/self"), mounted: Path = _CGROUPS) -> Iterable[Path]:
-    """The folder of a process's memory cgroup, and of those around it, innermost first."""
-    for line in content_of(process / "cgroup").decode("utf-8", "replace").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top = mounted / "memory" if controllers else mounted
-        # (in a container, the path may be the host's)
-        folder = top / path.lstrip("/")
-        for each in (folder, *folder.parents) if folder.exists() else (top,):
-            if each.is_relative_to(top) and any(
-                (each / name).exists() for name in ("memory.events", "memory.oom_control")
-            ):
-                yield each
-
-
-def _kills(folder: Path) -> tuple[int, int]:
-    """How many processes were killed there, and how often its own limit was the reason."""
-    text = content_of(folder / "memory.events") or content_of(folder / "memory.oom_control")
-    counts = dict(line.split() for line in text.decode("ascii", "replace").splitlines() if len(line.split()) == 2)
-    kills = int(counts.get("oom_kill", 0))
-    return kills, int(counts.get("oom", kills))
 
 
 class KernelLog:
     """The kernel's messages from now on, as far as they may be read."""
 
     def __init__(self, path: Path = _KERNEL_LOG) -> None:
-        self._descriptor = -1
+        self._descriptor, self._killed = -1, set[int]()
         with contextlib.suppress(OSError):
             self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._descriptor, 0, os.SEEK_END)
 
     def killed(self) -> frozenset[int]:
         """The processes that were killed for lack of memory."""
-        found: set[int] = set()
         while self._descriptor >= 0:
             try:
                 record = os.read(self._descriptor, 8192)
@@ -234,8 +200,8 @@ class KernelLog:
                 break
             if not record:
                 break
-            found |= {int(pid) for pid in _KILLED.findall(record)}
-        return frozenset(found)
+            self._killed |= {int(pid) for pid in _KILLED.findall(record)}
+        return frozenset(self._killed)
 
     def close(self) -> None:
         if self._descriptor >= 0:

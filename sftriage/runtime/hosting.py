@@ -23,8 +23,9 @@ from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.transfers import HostCaptures
 from sftriage.model.ends import HostEnds
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory
-from sftriage.runs.liveness import holding, launcher_of, trainers_alive, trainers_left
+from sftriage.runs.liveness import holding, launcher_of, trainers_alive
 from sftriage.runtime.copies import Keeping
+from sftriage.runtime.ends import left_in_order, newest_attempt
 from sftriage.runtime.nsys_launch import place_in
 from sftriage.traces.disk import Disk
 from sftriage.trainer.layout import bounded_text, find_rings
@@ -163,8 +164,12 @@ class AgentHost:
     def start(self) -> None:
         self._end.start()
 
-    def watch(self, let_go: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until the trainers, or their launcher, have gone for good; False if ``let_go`` comes first."""
+    def watch(self, ends: Callable[[], HostEnds], let_go: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until the trainers, or their launcher, have gone for good; False if ``let_go`` comes first.
+
+        Each time they have restarted, it sends how they had ended (``ends``).
+        """
+        attempt = newest_attempt(self._rings)
         known = launcher_of(self._rings) is not None
         # (the last of them may have gone before a restarted agent begins)
         alive_s = time.monotonic() if next(iter(find_rings(self._rings)), None) is not None else None
@@ -173,9 +178,11 @@ class AgentHost:
                 return False
             time.sleep(POLL_S)
             if trainers_alive(self._rings):
-                alive_s = time.monotonic()
+                alive_s, before, attempt = time.monotonic(), attempt, newest_attempt(self._rings)
+                if attempt > before >= 0:
+                    self._end.restarted(ends())
                 continue
-            left = alive_s is not None and time.monotonic() > alive_s + LEFT_S and trainers_left(self._rings)
+            left = alive_s is not None and time.monotonic() > alive_s + LEFT_S and left_in_order(self._rings)
             if left or (known and launcher_of(self._rings) is None):
                 break
         return True

@@ -123,6 +123,8 @@ class Triage:
         # The last state of the ranks.
         self._job: JobStatus | None = None
         self.trainers_alive = self._ended = False
+        # Which rank went first in attempts that were restarted, each once.
+        self.restarts: Callable[[], Iterable[JobBroken]] = tuple
         self._loop = Loop("triage", self._turn_in_time, POLL_S, failing="a turn of triage failed")
         self._ending_s: float | None = None
 
@@ -421,6 +423,8 @@ class Triage:
             ring = re.search(r"rank-(\d+)\.\d+\.ring$", where)
             if ring is not None and self._log_once.is_new(where):
                 self._controller.record(RingGivenUp(wall_s, int(ring[1]), reason))
+        for broken in () if self._ended else self.restarts():
+            self._controller.record(broken)
         lost_rank_s = self._controller.losses.by_name
         self._stream.publish(JobObserved(wall_s, received, self._job, *self._controller.budget(wall_s), lost_rank_s))
         return True

@@ -10,6 +10,7 @@ has a file beside its ring, named by its process, of JSON lines with a ``time_s`
     {"worker": PID, "status": -9}                            by itself, about a child made by multiprocessing
     {"sent": 15}                                             by its parent, such as torchrun, which sends it a signal
     {"status": 3}                                            by its parent
+    {"killed_for_memory": LIMIT or null}                     by its parent: their container's cgroup counts such a kill
     {"gone": true}                                           by `sftriage.runtime.ends`, which is no parent
 
 Statuses of signals are negative. Nothing else changes in these processes: what they print and return stays the same.
@@ -30,7 +31,10 @@ from functools import wraps
 from pathlib import Path
 from traceback import walk_tb
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sftriage.base.process import MemoryCgroups
 
 MAX_TEXT, MAX_CHAIN, MAX_WORKERS, MAX_SOURCE_BYTES = 1000, 4, 64, 1 << 18
 """Characters of a message, exceptions of a chain, children whose ends a rank notes, and the size of a parsed file."""
@@ -80,8 +84,11 @@ def watch(rings: Path) -> None:
 
 
 def _watch(rings: Path) -> None:
-    global _rings
+    global _rings, _memory
     if _rings is None:
+        from sftriage.base.process import MemoryCgroups  # not above: not in every process that imports torch
+
+        _memory = MemoryCgroups()
         _hook_exceptions()
         for name, hook in (
             ("os", _hook_signals),
@@ -268,14 +275,17 @@ def _block_around(file: str, line: int) -> str:
 
 
 def _ended(pid: int, status: int | None, *, worker: bool = False) -> None:
-    global _workers
+    global _workers, _memory
     if status is None:
         return
-    is_rank, was_sent = _note(pid, {"status": status}), pid in _sent
+    memory = {}
+    if status == -signal.SIGKILL and _memory is not None and _memory.killed():
+        memory, _memory = {"killed_for_memory": _memory.limit_bytes()}, type(_memory)()
+    is_rank, was_sent = _note(pid, {"status": status, **memory}), pid in _sent
     _sent.discard(pid)
     if worker and status and not (is_rank or was_sent) and _workers < MAX_WORKERS:
         _workers += 1
-        _note(os.getpid(), {"worker": pid, "status": status})
+        _note(os.getpid(), {"worker": pid, "status": status, **memory})
 
 
 def _note(pid: int, line: dict[str, Any]) -> bool:
@@ -298,6 +308,7 @@ def append_end(path: Path, line: dict[str, Any], time_s: float | None = None) ->
 
 
 _rings: Path | None = None
+_memory: MemoryCgroups | None = None
 _workers = 0
 _sent: set[int] = set()
 """Processes that this one has ended."""

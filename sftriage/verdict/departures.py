@@ -257,7 +257,7 @@ def with_memory(end: RankEnd, killed: Collection[int], limit_bytes: int | None, 
     ``killed`` are processes that its log names; ``by_cgroup``: the cgroup counts such a kill.
     """
     worker = _worker_of(end)
-    if (end.status if worker is None else _status_of_worker(end, worker)) != -signal.SIGKILL:
+    if end.out_of_memory or (end.status if worker is None else _status_of_worker(end, worker)) != -signal.SIGKILL:
         return end
     if (worker or end.pid) in killed:
         return with_fields(end, out_of_memory="kernel_log", limit_bytes=limit_bytes)

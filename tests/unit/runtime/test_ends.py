@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from sftriage.runtime.ends import JobEnds, KernelLog, MemoryCgroups, ends_in, memory_cgroups
+from sftriage.base.process import MemoryCgroups, memory_cgroups
+from sftriage.runtime.ends import JobEnds, KernelLog, ends_in
 from sftriage.trainer.ends import ends_file
 from sftriage.trainer.monitor import Monitor
 from tests.integration.processes import kill, wait_until
