@@ -80,6 +80,9 @@ def images(checkout: Path = ROOT) -> list[Path]:
     texts = (subprocess.run(command, capture_output=True, check=True).stdout for command in made_of)
     folder = CACHE / "images"
     ours = folder / f"sftriage-{hashlib.sha256(b''.join(texts)).hexdigest()[:16]}.tar"
+    made = [ours, folder / "trainer.tar"]
+    if all(each.exists() for each in made):
+        return made
     with alone("images"):
         if not ours.exists():
             for old in sorted(folder.glob("sftriage-*.tar"), key=lambda each: each.stat().st_mtime)[:-_KEPT]:
@@ -87,7 +90,7 @@ def images(checkout: Path = ROOT) -> list[Path]:
             (folder / "sftriage.tar").unlink(missing_ok=True)
             script("image", checkout, folder)
             (folder / "sftriage.tar").rename(ours)
-    return [ours, folder / "trainer.tar"]
+    return made
 
 
 def tag(archive: Path) -> str:
@@ -171,10 +174,10 @@ class Node(Cluster):
         self.kubectl("apply", "-f", "-", text=text)
         self.available()
 
-    def available(self, deadline_s: int = 240) -> None:
-        """Wait until the parts of sftriage run what was last applied."""
-        for each in PARTS:
-            self.kubectl("rollout", "status", f"deployment/{each}", "-n", SYSTEM, f"--timeout={deadline_s}s")
+    def available(self, *parts: str) -> None:
+        """Wait until the parts of sftriage, all by default, run what was last applied."""
+        for each in parts or PARTS:
+            self.kubectl("rollout", "status", f"deployment/{each}", "-n", SYSTEM, "--timeout=230s")
 
 
 def main(command: str, state: str = "") -> int:
