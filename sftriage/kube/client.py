@@ -344,8 +344,8 @@ class LeaderElection:
         """The holder, its last renewal by the holder's clock, and when we first saw that, by ours."""
         self._led_s = 0.0
         self._loop = Loop("lease", self._renew, RENEW_S, failing="cannot renew the lease")
-        self.lost = threading.Event()
-        """Set once the lease is lost; then ``on_lost`` is called, from that thread."""
+        self.lost, self.why = threading.Event(), ""
+        """Set once the lease is lost, and why; then ``on_lost`` is called, from that thread."""
         self.on_lost: Callable[[], object] = lambda: None
         self.on_contact: Callable[[], object] = lambda: None
         """Called each time that the server has answered, whoever holds the lease."""
@@ -372,7 +372,9 @@ class LeaderElection:
 
     def _renew(self) -> None:
         if not self.try_to_lead() and (self._now() > self._led_s + DURATION_S or self._holder not in ("", self._me)):
-            log.error("lost the lease; its holder is %s", self._holder or "unknown")
+            other = self._holder not in ("", self._me)
+            self.why = f"another replica leads ({self._holder})" if other else "its lease was not renewed in time"
+            log.error("lost the lease: %s", self.why)
             self._loop.stopping.set()
             self.lost.set()
             self.on_lost()

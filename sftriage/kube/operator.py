@@ -347,4 +347,4 @@ def run(
         if leader is not None:
             leader.release()
     if leader is not None and leader.lost.is_set():
-        raise ClusterError("the operator has stopped: another replica leads")
+        raise ClusterError(f"the operator has stopped: {leader.why}")
