@@ -160,7 +160,9 @@ def stays(sample: Sample, store: Store, home: Path, change: Callable[[], None]) 
     sample.until(lambda: image in json.dumps(sample.controllers))
     watched = sample.until(lambda: (found := sample.condition("Watched"))["reason"] != "NoRun" and found)
     if watched["status"] == "True":
-        capture = sample.laptop(home, store).json("capture", sample.job, "--rank", 1, "--profiler", "stacks")
+        capture = sample.laptop(home, store).json(
+            "capture", sample.job, "--rank", 1, "--profiler", "stacks", "--reason", "a look"
+        )
         stored.add(capture["name"])
     else:
         assert "version" in watched["message"]
@@ -204,7 +206,9 @@ def test_broken(sample, store, tmp_path, settings, image, why):
     ).stdout
     assert "sftriage-agent" in made
     assert "not-there" not in made
-    assert sample.laptop(tmp_path, store).json("capture", "sample", "--rank", 1, "--profiler", "stacks")["name"]
+    assert sample.laptop(tmp_path, store).json(
+        "capture", "sample", "--rank", 1, "--profiler", "stacks", "--reason", "a look"
+    )["name"]
     trains_on(sample)
     # WHEN the rollouts are undone THEN all is as before, and mended manifests can be applied
     for part in serving:
