@@ -128,16 +128,19 @@ def pod_parts(
     guaranteed: bool = False,
     looks_in: bool = False,
     nsys: str = "",
+    bounded: bool = False,
 ) -> dict[str, list[Made]]:
     """The parts injected into a pod of a job, see ``pod.yaml``.
 
     ``user`` is the pod's own. Containers of a ``guaranteed`` pod have exclusive cores, which requires limits equal to
     requests. An agent that ``looks_in`` may read the memory of the pod's other processes, for stacks from outside.
-    ``nsys`` is an image with Nsight Systems, if ranks start under it.
+    ``nsys`` is an image with Nsight Systems, if ranks start under it. A pod whose disk use is ``bounded`` may use the
+    sum of its containers' limits, and our volumes count: without a limit for them, a trace could evict it.
     """
     template, sizes = manifest("pod.yaml"), settings.resources
     limits = {"cpu": sizes.cpu_limit, "memory": sizes.memory_limit}
     requests = dict(limits) if guaranteed else {"cpu": sizes.cpu, "memory": sizes.memory}
+    disk = ({"ephemeral-storage": "0"}, {"ephemeral-storage": settings.spool}) if bounded else ({}, {})
     keys = [AGENTS_FILE if settings.nats else jobs.HUB_KEY, *([CA_FILE] if encrypted(settings) else [])]
     hub = ["--nats", settings.nats] if settings.nats else ["--hub", f"{job.object_name}.{job.namespace}.svc:{PORT}"]
     hub += ["--creds", f"/{HUB}/{keys[0]}", *(["--tls", f"/{HUB}"] if encrypted(settings) else [])]
@@ -154,6 +157,7 @@ def pod_parts(
         "secret": secret_of(job, settings),
         "keys": [{"key": key, "path": key} for key in keys],
         "resources": {"requests": requests, "limits": limits},
+        "agent_resources": {"requests": requests | disk[0], "limits": limits | disk[1]},
         "security": restricted(root=user == 0),
         "agent_security": filled(template["tracing"], {}) if looks_in else restricted(root=user == 0),
         # (most images with Nsight Systems are root's)
@@ -222,6 +226,7 @@ def injection(pod: Pod, job: JobRef | None, settings: InjectionSettings, server:
         guaranteed=_guaranteed(spec),
         looks_in=looks_in,
         nsys=annotations_of(pod).get(NSYS_ANNOTATION, ""),
+        bounded=any("ephemeral-storage" in mapping(each, "resources", "limits") for each in items(spec, "containers")),
     )
     warnings = (*warnings, *_warnings(pod, trains, ours["env"]))
     annotations = {jobs.STATUS_ANNOTATION: jobs.INJECTED, jobs.JOB_ID_ANNOTATION: job.job_id}

@@ -70,6 +70,16 @@ def class_of(spec: dict[str, Any]) -> str:
     return "Guaranteed" if equal else "Burstable"
 
 
+def test_our_volumes_add_to_a_pod_s_limit_of_disk():
+    """GIVEN a container that may use so much disk THEN the agent adds the spool; a pod without a limit gets none"""
+    for limits, added in (({}, None), ({"ephemeral-storage": "200Mi"}, "20Gi")):
+        body = copy.deepcopy(next(iter(TRAINERS.values()))[0])
+        body["spec"]["containers"][0]["resources"] = {"limits": limits}
+        agent = next(each for each in injected(body).pod["spec"]["initContainers"] if each["name"] == "sftriage-agent")
+        assert agent["resources"]["limits"].get("ephemeral-storage") == added
+        assert agent["resources"]["requests"].get("ephemeral-storage") == (added and "0")
+
+
 @pytest.mark.parametrize(("body", "job"), TRAINERS.values(), ids=TRAINERS)
 def test_a_pod_of_any_job_is_injected_once(body, job):
     """GIVEN a pod as its controller makes it WHEN it goes through twice THEN it is as after once, and complete."""
