@@ -396,7 +396,10 @@ class CaptureExecutor:
         # Our session is over: from here on the job may start its own profiler.
         self._guard.release(self._yield_to_job)
         if isinstance(capture.session, TorchSession | SampledSession):
-            self._export = start_thread("export", self._export_all, capture, capture.session, detail)
+            try:
+                self._export = start_thread("export", self._export_all, capture, capture.session, detail)
+            except RuntimeError as error:
+                self._ended(capture, "failed", f"{error}, to write the trace: raise the limit on processes (pids.max)")
         else:
             # The recording is outside the trainer.
             self._ended(capture, "stored", detail)
