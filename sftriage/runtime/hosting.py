@@ -10,7 +10,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -169,7 +169,7 @@ class AgentHost:
 
         Each time they have restarted, it sends how they had ended (``ends``).
         """
-        attempt = newest_attempt(self._rings)
+        attempt, ended = newest_attempt(self._rings), HostEnds()
         known = launcher_of(self._rings) is not None
         # (the last of them may have gone before a restarted agent begins)
         alive_s = time.monotonic() if next(iter(find_rings(self._rings)), None) is not None else None
@@ -180,8 +180,11 @@ class AgentHost:
             if trainers_alive(self._rings):
                 alive_s, before, attempt = time.monotonic(), attempt, newest_attempt(self._rings)
                 if attempt > before >= 0:
-                    self._end.restarted(ends())
+                    new = (end for end in ends().ranks if end.attempt > before)
+                    self._end.restarted(replace(ended, ranks=(*ended.ranks, *new)))
                 continue
+            # (now: in a container that restarts, the same process ids, and so the same files, are used again)
+            ended = ends()
             left = alive_s is not None and time.monotonic() > alive_s + LEFT_S and left_in_order(self._rings)
             if left or (known and launcher_of(self._rings) is None):
                 break
