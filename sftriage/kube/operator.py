@@ -85,6 +85,8 @@ _AT_ONCE = 8
 """Namespaces and jobs reconciled at the same time."""
 JOBS, DEPLOYMENTS = "Job", "Deployment"
 """Reconciled by a job's id, as policies and captures are by their namespace; and all controllers of a namespace."""
+PODS_FIRST_S = 5.0
+"""How long after a change of its pods a job is reconciled: a controller must not take the quota that they need."""
 DOWN_S = 30.0
 """How often to look for controllers that do not run, and how long one may take to start."""
 _log = logging.getLogger(__name__)
@@ -105,7 +107,7 @@ class Reconciler:
         loop = asyncio.get_running_loop()
 
         def reconcile_soon(job: JobRef) -> None:
-            loop.call_soon_threadsafe(self.enqueue, JOBS, job.job_id)
+            loop.call_soon_threadsafe(loop.call_later, PODS_FIRST_S, self.enqueue, JOBS, job.job_id)
             loop.call_soon_threadsafe(self.enqueue, CAPTURES.kind, job.namespace)
 
         self.controllers = Controllers(self._objects, settings, reconcile_soon, namespaces, **times_s)

@@ -354,6 +354,8 @@ def report_status(body: Body, view: View, now_s: float, pod: str = "", trouble: 
 
 def _summary(summary: RunSummary) -> str:
     """The state in a sentence, with the next step of a hang, what differs on a suspect, or what was mended last."""
+    if summary.health == "no_run":
+        return REPORT_WORDS["no_run"]
     if summary.health == "healthy":
         return " ".join((summary.sentence, *summary.mended[-1:]))
     hang = summary.cause if summary.health == "stalled" else None
@@ -375,7 +377,7 @@ def _healthy(summary: RunSummary) -> Now:
     healthy: objects.Answer = "True" if summary.health == "healthy" else "False"
     status: objects.Answer = "Unknown" if summary.health in _NOT_KNOWN else healthy
     reason = "".join(word.capitalize() for word in summary.health.split("_"))
-    words = f"{summary.headline}. {summary.sentence}".strip()
+    words = REPORT_WORDS["no_run"] if summary.health == "no_run" else f"{summary.headline}. {summary.sentence}".strip()
     return Now("Healthy", status, reason, words)
 
 

@@ -16,6 +16,7 @@ REPORTS: Mapping[str, str] = {
     "watched": "sftriage judges the job's steps as they end.",
     "unwatched": "The job is no longer being watched.",
     "over": "No run is in progress.",
+    "no_run": "Waiting for the job's first steps.",
     "controller_down": "The job is not judged, because its controller does not run. {why}",
     "not_connected": "{pods} of its pods run, but no agent has reached the hub: does a NetworkPolicy deny its port "
     "{port}? kubectl logs -n {namespace} {name} -c sftriage-agent",

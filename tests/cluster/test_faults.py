@@ -21,7 +21,7 @@ from tests.integration.kube import SYSTEM
 from tests.integration.processes import wait_until
 
 STEP, SLOWER = "for step in range(STEPS):", "for step in range(STEPS):\n            time.sleep(0.1)"
-ENDLESS, SHORT = 100_000, 300
+ENDLESS, SHORT = 100_000, 60
 NO_ROOM = {"alarm": "NOSPACE", "memberID": 0}
 
 
