@@ -31,7 +31,7 @@ from sftriage.verdict.candidates import Candidate
 from sftriage.verdict.evidence import Past, WindowEvidence, is_named, resumed, with_next
 from sftriage.verdict.links import best_rates, slow_link
 from sftriage.verdict.regression import advanced, of_suspect, pauses, with_regression
-from sftriage.verdict.units import stage_of, with_system
+from sftriage.verdict.units import stage_of, with_limits_of_all, with_system
 from sftriage.verdict.whatif import JITTER_RANKS, learned, replay, replayed, roles_of
 
 
@@ -394,6 +394,7 @@ def _judge(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Pas
     verdict = replace(verdict, suspects=tuple(_placed(suspect, window.hosts) for suspect in verdict.suspects))
     own_best = advanced(before.own_best, evidence.measures, settings)
     verdict = with_system(verdict, timed_window.window, evidence.counts, evidence.usual_queued_s)
+    verdict = with_limits_of_all(verdict, timed_window.window)
     slower = of_suspect(own_best.reported(window.first_step, before.own_best.next_step), verdict, settings)
     baseline = before.baseline
     # The baseline is not learned from a job that is slower on all ranks. Late ranks do not change the common level.

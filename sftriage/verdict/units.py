@@ -501,6 +501,23 @@ def with_system(
     return replace(verdict, suspects=suspects, numbers=numbers)
 
 
+LEAST_LIMITED = 0.25
+"""The part of a step for which all ranks are throttled by CPU limits, from which on a verdict says so."""
+
+
+def with_limits_of_all(verdict: Verdict, window: Window) -> Verdict:
+    """Add for how long CPU limits throttle every rank in a step: no rank differs, so none becomes a suspect."""
+    if window.counted_NRC is None or verdict.named is not None:
+        return verdict
+    throttled_NR = window.counted_NRC[:, :, PLACE["throttled_s"]]
+    if np.isnan(throttled_NR).all(axis=0).any():
+        return verdict
+    least_s = float(np.nanmean(throttled_NR, axis=0).min())
+    if not 0.0 < LEAST_LIMITED * verdict.step_s <= least_s:
+        return verdict
+    return replace(verdict, numbers={**verdict.numbers, "all_throttled_s": least_s})
+
+
 def stage_of(suspect: Suspect, stages: Sequence[str]) -> int | None:
     """The index of a suspect's stage; None for all stages."""
     return None if suspect.stage is None else stages.index(suspect.stage)

@@ -357,6 +357,9 @@ def verdict_sentence(verdict: Verdict) -> str:
                 known["regressed"] = regression_phrase(verdict.regression)
             reasons = "; ".join(known.get(reason, reason) for reason in verdict.reasons)
             sentence = f"Held: {', '.join(verdict.reasons)} in {steps}: {reasons}."
+    if (all_s := verdict.numbers.get("all_throttled_s")) is not None:
+        limits = f"CPU limits throttle every rank for {milliseconds(all_s)} of a step or more"
+        sentence = f"{sentence[:-1]}; {limits}: {BY_SYSTEM['cgroup_throttled'][1]}."
     if verdict.link is not None and "slow_link" not in verdict.reasons:
         sentence = f"{sentence[:-1]}; {link_phrase(verdict.link)}."
     if verdict.regression is not None and "regressed" not in verdict.reasons:

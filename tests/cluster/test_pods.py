@@ -145,11 +145,11 @@ def ask(job: Sample, name: str, **spec: Any) -> None:
 
 
 def answer(job: Sample, name: str) -> Any:
-    """How a capture has ended."""
+    """How a capture has ended, once its trace, if there is one, is in the store."""
 
     def over() -> Any:
         status = job.cluster.get("tracecapture", name, namespace=job.namespace).get("status", {})
-        return status if status.get("state") in ("stored", "failed", "refused", "expired") else None
+        return status if "stored" in status or status.get("state") in ("failed", "refused", "expired") else None
 
     return job.until(over)
 

@@ -13,6 +13,7 @@ from sftriage.verdict.sequential import arrivals_of_hosts
 from sftriage.verdict.units import host_units, last_elsewhere, places_of, system_counts, with_system
 from sftriage.verdict.whatif import SAMPLE_RANKS, grouped, replayed, roles_of
 from sftriage.windows.npz import counted_of
+from sftriage.words.verdicts import verdict_sentence
 from tests.scenario import Fault, Job, always, at, classify, every, from_step, judged
 from tests.unit.verdict.strategies import windows
 
@@ -549,6 +550,15 @@ def test_a_suspects_system_cause_is_its_own_alone(known, code):
     # AND if all ranks have the same, it is no rank's
     of_all = {name: per_step(window, ((r, always, amount) for r in range(4))) for name, amount in known.items()}
     assert classify(counting(window, **of_all)).suspects[0].by_system is None
+
+
+def test_limits_of_all_ranks_are_said_though_no_rank_is_named():
+    window = FOUR.run()
+    throttled = {share: per_step(window, ((r, always, share) for r in range(4))) for share in (0.001, 0.09)}
+    little, much = (classify(counting(window, throttled_s=of_all)) for of_all in throttled.values())
+    assert (little.label, much.label) == ("healthy", "healthy")
+    assert "all_throttled_s" not in little.numbers
+    assert "; CPU limits throttle every rank for 90.0 ms of a step or more: raise its" in verdict_sentence(much)
 
 
 def test_the_more_a_rank_waited_for_a_cpu_the_later_it_is_named():
