@@ -399,7 +399,7 @@ class CaptureExecutor:
             try:
                 self._export = start_thread("export", self._export_all, capture, capture.session, detail)
             except RuntimeError as error:
-                self._ended(capture, "failed", f"{error}, to write the trace: raise the limit on processes (pids.max)")
+                self._ended(capture, "failed", _reason(error))
         else:
             # The recording is outside the trainer.
             self._ended(capture, "stored", detail)
@@ -461,8 +461,13 @@ class CaptureExecutor:
         self._state = state
 
 
+_NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
+"""Of Python and of C++, where the system starts no more threads."""
+
+
 def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, CaptureError) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, CaptureError) else f"{type(error).__name__}: {error}"
+    return f"{text}: raise the limit on processes (pids.max, ulimit -u)" if str(error) in _NO_THREAD else text
 
 
 class Answering:

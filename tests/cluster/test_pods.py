@@ -218,7 +218,7 @@ def test_a_limit_on_processes_fails_a_capture_in_words(job, store):
         ask(job, "no-threads", rank=rank, profiler="torch")
         status = answer(job, "no-threads")
         assert status["state"] == "failed", status
-        assert "can't start new thread" in status["detail"]
+        assert "raise the limit on processes" in status["detail"]
         trains_on(job)
     ask(job, "threads", rank=rank, profiler="torch")
     status = answer(job, "threads")
