@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -19,8 +20,8 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from sftriage.base.files import PRIVATE, regular
-from sftriage.base.loops import start_thread
-from sftriage.errors import CaptureError, UsageError
+from sftriage.base.loops import Backoff, start_thread
+from sftriage.errors import CaptureError, SftriageError, UsageError
 
 log = logging.getLogger("sftriage")
 
@@ -310,6 +311,86 @@ class Supervised:
         self._over.set()
         self._closing.wait()
         self._process.wait()
+
+
+class Forks:
+    """Children that run functions of this process, by name; one that ends by itself is restarted, after a pause.
+
+    This process should have no threads: they do not exist in its children. `turn` does what is due. A child that is not
+    wanted any more may take ``end_s`` to end.
+    """
+
+    def __init__(self, end_s: float) -> None:
+        self._end_s = end_s
+        self._wanted: Mapping[str, Callable[[], object]] = {}
+        self._children: dict[str, tuple[int, float]] = {}
+        self._due: dict[str, tuple[float, Backoff]] = {}
+        self._ending: dict[int, float] = {}
+
+    @property
+    def running(self) -> set[str]:
+        return set(self._children)
+
+    def want(self, wanted: Mapping[str, Callable[[], object]]) -> None:
+        self._wanted = wanted
+
+    def turn(self) -> None:
+        now_s = time.monotonic()
+        for name, (pid, began_s) in list(self._children.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._ended(name, status, now_s - began_s)
+            elif name not in self._wanted and pid not in self._ending:
+                os.kill(pid, signal.SIGTERM)
+                self._ending[pid] = now_s + self._end_s
+            elif now_s > self._ending.get(pid, now_s):
+                os.kill(pid, signal.SIGKILL)
+        for name in self._wanted.keys() - self._children.keys():
+            if now_s >= self._due.get(name, (0.0,))[0]:
+                self._children[name] = _forked(name, self._wanted[name]), now_s
+
+    def _ended(self, name: str, status: int, lasted_s: float) -> None:
+        self._ending.pop(self._children.pop(name)[0], None)
+        if name not in self._wanted:
+            self._due.pop(name, None)
+            return
+        backoff = self._due.get(name, (0.0, Backoff(1.0, 60.0)))[1]
+        if lasted_s > QUICK_S:
+            backoff.reset()
+        pause_s = backoff.next_s()
+        self._due[name] = time.monotonic() + pause_s, backoff
+        how = os.waitstatus_to_exitcode(status)
+        why = f"exit status {how}" if how >= 0 else signal.Signals(-how).name
+        log.error("%s has ended (%s); it starts again in %.0f s", name, why, pause_s)
+
+    def close(self) -> None:
+        """End those that are not wanted, then the others."""
+        for wanted in (self._wanted, {}):
+            self._wanted = dict(wanted)
+            while self.running - self._wanted.keys():
+                self.turn()
+                time.sleep(_POLL_S)
+
+
+def _forked(name: str, function: Callable[[], object]) -> int:
+    parent = os.getpid()
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        die_with_parent()
+        if os.getppid() == parent:
+            function()
+            status = 0
+    except SftriageError as error:
+        log.error("%s: %s", name, error)
+    except BaseException:
+        log.exception("%s has failed", name)
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+        os._exit(status)
 
 
 def was_killed(status: int) -> bool:

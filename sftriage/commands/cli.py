@@ -332,8 +332,8 @@ kube capture  kube:capture  Capture a rank of a job in a cluster, on demand.
     sftriage kube capture resnet --rank 3 --reason "loss spikes"
 kube doctor  kube:doctor  Find out why jobs are not watched, and what to do.
     sftriage kube doctor -n training
-kube controller  controller:of_cluster  Watch one job of a cluster (started by the operator).
-    sftriage kube controller --job-id ml/job/a --policies p --run r --creds hub
+kube controller  cluster_controllers:of_namespace  Watch the jobs of a namespace (started by the operator).
+    sftriage kube controller --namespace ml --policies p --runs r --creds hub
 kube policy  kube:policies  List a cluster's policies, and whether they are in force.
     sftriage kube policy -A
 kube crds  kube:definitions  Print the custom resource definitions.

@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
+import msgspec
 import yaml
 
 from sftriage.base.loops import Backoff, Loop
@@ -25,6 +26,8 @@ _MAX_CHARS = 300
 FORBIDDEN, NOT_FOUND, STALE, GONE = 403, 404, 409, 410
 """Status if a right or an object is missing, an object changed meanwhile or exists already, or events have expired."""
 _JSON = "application/json"
+_METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
+"""What to accept for objects without spec and status, in a list (``List``) or one."""
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
@@ -86,14 +89,24 @@ class ClusterObjects:
         self.request("PUT", path, {**body, "status": status})
 
     def request(
-        self, method: str, path: str, body: Any = None, *, as_: str = _JSON, tolerate: int | None = None, **query: Any
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        as_: str = _JSON,
+        tolerate: int | None = None,
+        metadata_only: bool = False,
+        **query: Any,
     ) -> dict[str, Any]:
         """Send a request and return the server's answer; an empty one if it refuses with the status ``tolerate``.
 
-        ``as_`` is the content type of the JSON ``body``, such as `APPLY`; parameters that are None are left out.
+        ``as_`` is the content type of the JSON ``body``, such as `APPLY`; parameters that are None are left out. With
+        ``metadata_only``, objects in a list have no more than that.
         """
+        accept = _METADATA.format("List") if metadata_only else _JSON
         try:
-            return dict(json.loads(self._response(method, path, body, as_, query, _PATIENCE_S).read()))
+            return dict(msgspec.json.decode(self._response(method, path, body, as_, query, _PATIENCE_S, accept).read()))
         except AnsweredError as error:
             if error.status != tolerate:
                 raise
@@ -116,7 +129,7 @@ class ClusterObjects:
         # (a body in JSON is one in YAML too)
         return self.request("PATCH", path, json.dumps(body), as_=APPLY, fieldManager=manager, force="true")
 
-    def watch(self, path: str, seconds: int, **query: Any) -> Iterator[dict[str, Any]]:
+    def watch(self, path: str, seconds: int, *, metadata_only: bool = False, **query: Any) -> Iterator[dict[str, Any]]:
         """Events of some objects for ``seconds``, each with ``type`` and ``object``; `GONE` where they have expired."""
         from kubernetes import watch
 
@@ -124,19 +137,28 @@ class ClusterObjects:
         query |= {"watch": "true", "timeoutSeconds": seconds, "allowWatchBookmarks": "true"}
         patience_s = (_PATIENCE_S[0], seconds + _PATIENCE_S[1])
 
+        accept = _METADATA.format("") if metadata_only else _JSON
+
         def opened(**_: Any) -> Any:
-            return self._response("GET", path, None, _JSON, query, patience_s).response
+            return self._response("GET", path, None, _JSON, query, patience_s, accept).response
 
         with _reaching():
             # (with a time-out, it does not connect again by itself)
             yield from follow().stream(opened, timeout_seconds=seconds)
 
     def _response(
-        self, method: str, path: str, body: Any, as_: str, query: Mapping[str, Any], patience_s: tuple[float, float]
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        as_: str,
+        query: Mapping[str, Any],
+        patience_s: tuple[float, float],
+        accept: str,
     ) -> Any:
         from kubernetes.client import ApiException
 
-        headers = {"Accept": _JSON} | ({} if body is None else {"Content-Type": as_})
+        headers = {"Accept": accept} | ({} if body is None else {"Content-Type": as_})
         request = self._client.param_serialize(
             *(method, path),
             query_params=[(name, value) for name, value in query.items() if value is not None],
@@ -174,11 +196,11 @@ def get_or_create(objects: ClusterObjects, path: str, body: Mapping[str, Any]) -
     return existing or objects.request("POST", path, body)
 
 
-def put_condition(objects: ClusterObjects, kind: Kind, body: dict[str, Any], now: Now) -> None:
-    """Write one condition into the status of an object, unless it has it; keep those of other types."""
+def put_condition(objects: ClusterObjects, kind: Kind, body: dict[str, Any], *now: Now) -> None:
+    """Write conditions into the status of an object, unless it has them; keep those of other types."""
     status = dict(status_of(body))
-    conditions = [each.plain() for each in dated(body, [now], time.time(), others=True)]
-    if conditions[0] not in (status.get("conditions") or ()):
+    conditions = [each.plain() for each in dated(body, now, time.time(), others=True)]
+    if any(each not in (status.get("conditions") or ()) for each in conditions):
         objects.put_status(kind, body, {**status, "conditions": conditions})
 
 
@@ -233,6 +255,10 @@ class ObjectWatch(Generic[Kept]):
         keep: what to keep of each.
         changed: called in the thread with the kept value before and now; None if there is no object.
         watch_s: duration of a watch; the next one notices a dropped connection.
+        metadata_only: ask for objects without spec and status.
+
+    Attributes:
+        listed: set once all of them have been listed; then ``on_listed`` is called, after each list.
     """
 
     def __init__(
@@ -244,6 +270,7 @@ class ObjectWatch(Generic[Kept]):
         *,
         query: Mapping[str, str] | None = None,
         watch_s: int = WATCH_S,
+        metadata_only: bool = False,
     ) -> None:
         self._loop = Loop(
             *(f"watch-{path.rpartition('/')[2]}", self._turn, 0.0),
@@ -252,11 +279,16 @@ class ObjectWatch(Generic[Kept]):
             backoff=Backoff(_PAUSE_S),
         )
         self._objects, self._path, self._keep, self._changed = objects, path, keep, changed
-        self._query, self._watch_s = dict(query or {}), watch_s
+        self._query: dict[str, Any] = {**(query or {}), **({"metadata_only": True} if metadata_only else {})}
+        self._watch_s = watch_s
         self._kept: dict[Key, Kept] = {}
         self._lock = threading.Lock()
         self.listed = threading.Event()
-        """Set once all of them have been listed."""
+        self.on_listed: Callable[[], object] = lambda: None
+
+    def one(self, key: Key) -> Kept | None:
+        with self._lock:
+            return self._kept.get(key)
 
     def kept(self) -> list[Kept]:
         with self._lock:
@@ -272,6 +304,7 @@ class ObjectWatch(Generic[Kept]):
     def _turn(self) -> None:
         version = self._list()
         self.listed.set()
+        self.on_listed()
         self._loop.succeeded()
         try:
             while not self._loop.stopping.is_set():

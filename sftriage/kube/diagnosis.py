@@ -83,6 +83,7 @@ class Snapshot:
 MAX_OBJECTS = 500
 """Maximum objects read of each kind: what is wrong with all of them is wrong with the first."""
 _MAX_STORES = 3
+_CONTROLLERS = f"{jobs.OUR_COMPONENT_LABEL}={jobs.CONTROLLER}"
 _OPERATORS = "sftriage-operator"
 """Label of the operator's deployment, and name of its service account."""
 _PARTS = f"{PART_LABEL} in ({_OPERATORS}, sftriage-webhook)"
@@ -142,7 +143,7 @@ def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | 
         policies=policies,
         captures=captures,
         reports=reports,
-        controllers=reader.list("controllers", path_of("apps/v1", "deployments", quoted), labelSelector=jobs.JOB_LABEL),
+        controllers=reader.list("controllers", path_of("apps/v1", "deployments", quoted), labelSelector=_CONTROLLERS),
         system=system,
         account=account,
         deployments=deployments,
@@ -451,10 +452,10 @@ def _controllers(cluster: Snapshot) -> Iterator[Finding]:
         if trained:
             yield _found(cluster, "controllers.unread")
         return
-    there = {labels_of(controller).get(jobs.JOB_LABEL): controller for controller in cluster.controllers}
+    deployment = next(iter(cluster.controllers), None)
     reported = {labels_of(report).get(jobs.JOB_LABEL) for report in cluster.reports}
     for job in trained:
-        deployment, about = there.get(job.object_name), {"job": job.job_id, "name": job.object_name}
+        about = {"job": job.job_id, "name": "" if deployment is None else text(deployment["metadata"], "name")}
         if deployment is not None and not _available(deployment):
             yield _found(cluster, "controller.fails", failure=_failure(deployment, cluster.pods), **about)
         elif job.object_name not in reported:

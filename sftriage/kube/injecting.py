@@ -30,7 +30,7 @@ Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|
 
 
 class Resources(ObjectModel):
-    """Requests and limits of an injected container."""
+    """Requests and limits of an injected container, or of the controllers of a namespace."""
 
     cpu: Quantity = "50m"
     memory: Quantity = "192Mi"
@@ -55,6 +55,8 @@ class InjectionSettings(ObjectModel):
     spool: Quantity = "20Gi"
     run_as_user: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     resources: Resources = Resources()
+    controllers: Resources = Resources(cpu="100m", memory="256Mi", cpu_limit="4", memory_limit="8Gi")
+    runs: Quantity = "100Gi"
 
 
 def read_settings(path: Path) -> InjectionSettings:
@@ -109,10 +111,10 @@ def filled(template: Any, values: Mapping[str, Any]) -> Any:
     return template if name is None else copy.deepcopy(values[name[1]])
 
 
-def secret_of(job: JobRef, settings: InjectionSettings) -> str:
-    """The Secret of a job's namespace with the credentials of agents and controller."""
+def secret_of(settings: InjectionSettings) -> str:
+    """The Secret of a namespace with the credentials of its agents and controllers."""
     # (a Secret that was made without certificates is never written again)
-    return settings.nats_secret if settings.nats else job.object_name + ("-tls" if settings.hub_tls else "")
+    return settings.nats_secret if settings.nats else jobs.HUB_NAME + ("-tls" if settings.hub_tls else "")
 
 
 def encrypted(settings: InjectionSettings) -> bool:
@@ -142,7 +144,7 @@ def pod_parts(
     requests = dict(limits) if guaranteed else {"cpu": sizes.cpu, "memory": sizes.memory}
     disk = ({"ephemeral-storage": "0"}, {"ephemeral-storage": settings.spool}) if bounded else ({}, {})
     keys = [AGENTS_FILE if settings.nats else jobs.HUB_KEY, *([CA_FILE] if encrypted(settings) else [])]
-    hub = ["--nats", settings.nats] if settings.nats else ["--hub", f"{job.object_name}.{job.namespace}.svc:{PORT}"]
+    hub = ["--nats", settings.nats] if settings.nats else ["--hub", f"{jobs.HUB_NAME}.{job.namespace}.svc:{PORT}"]
     hub += ["--creds", f"/{HUB}/{keys[0]}", *(["--tls", f"/{HUB}"] if encrypted(settings) else [])]
 
     def restricted(*, root: bool) -> Made:
@@ -154,7 +156,7 @@ def pod_parts(
         **dict(settings),
         "image": settings.agent_image or settings.image,
         "job_id": job.job_id,
-        "secret": secret_of(job, settings),
+        "secret": secret_of(settings),
         "keys": [{"key": key, "path": key} for key in keys],
         "resources": {"requests": requests, "limits": limits},
         "agent_resources": {"requests": requests | disk[0], "limits": limits | disk[1]},
@@ -230,6 +232,8 @@ def injection(pod: Pod, job: JobRef | None, settings: InjectionSettings, server:
     )
     warnings = (*warnings, *_warnings(pod, trains, ours["env"]))
     annotations = {jobs.STATUS_ANNOTATION: jobs.INJECTED, jobs.JOB_ID_ANNOTATION: job.job_id}
+    # (an agent of an earlier version looks elsewhere)
+    annotations |= {} if jobs.is_injected(pod) else {jobs.HUB_ANNOTATION: jobs.HUB_NAME}
     for name, wanted in (("labels", {jobs.JOB_LABEL: job.object_name}), ("annotations", annotations)):
         there = _within(_within(changed, "metadata", dict), name, dict)
         there |= {key: value for key, value in wanted.items() if not isinstance(there.get(key), str)}

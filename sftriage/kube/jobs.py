@@ -59,10 +59,12 @@ INJECT_LABEL, ENABLED = f"{GROUP}/inject", "enabled"
 NAME_LABEL = f"{GROUP}/job-name"
 """The label by which a person names the job of a pod."""
 JOB_LABEL = f"{GROUP}/job"
-"""On every injected pod and every object of a job: its `JobRef.object_name`."""
+"""On every injected pod, report and capture of a job: its `JobRef.object_name`."""
 JOB_ID_ANNOTATION, STATUS_ANNOTATION, INJECTED = f"{GROUP}/job-id", f"{GROUP}/status", "injected"
 COMPONENT_LABEL, CONTROLLER = "app.kubernetes.io/component", "controller"
-"""The label of a job's controller and its pods, and of no pod of the job itself."""
+"""The label of the pods of controllers, and of no pod of a job itself."""
+OUR_COMPONENT_LABEL = f"{GROUP}/component"
+"""On all objects of a namespace's controllers."""
 
 
 def is_injected(pod: Pod) -> bool:
@@ -71,7 +73,11 @@ def is_injected(pod: Pod) -> bool:
 
 
 HUB_KEY = "hub"
-"""In the Secret of a job: the credentials of its hub, ``sftriage:PASSWORD``."""
+"""In the Secret of a namespace: the credentials of its hub, ``sftriage:PASSWORD``."""
+HUB_NAME = "sftriage-hub"
+"""The Service of a namespace's hub, and its Secret."""
+HUB_ANNOTATION = f"{GROUP}/hub"
+"""On an injected pod whose agent looks for the namespace's hub: `HUB_NAME`. Earlier versions had a hub for each job."""
 
 System = Literal["trainjob", "jobset", "pytorchjob", "leaderworkerset", "volcano", "rayjob", "raycluster", "job", "pod"]
 
@@ -114,7 +120,7 @@ class JobRef:
 
     @property
     def object_name(self) -> str:
-        """The name of each of its objects in its namespace: controller, service, secret, policies. A DNS label."""
+        """The name of its report, and of its runs' directory. A DNS label."""
         digest = hashlib.sha256(self.job_id.encode()).hexdigest()[:8]
         kept = re.sub(r"[^a-z0-9]+", "-", self.name.lower())[:_MAX_NAME].strip("-")
         return "-".join(part for part in ("sftriage", kept, digest) if part)

@@ -19,7 +19,7 @@ import kopf
 from sftriage.errors import ClusterError, InputError, StoreError, UsageError
 from sftriage.kube import client
 from sftriage.kube.client import AnsweredError, ClusterObjects, LeaderElection, path_of, put_condition, short
-from sftriage.kube.controllers import Controllers, ControllerSettings
+from sftriage.kube.controllers import JOBS, NAMESPACES, Controllers, ControllerSettings
 from sftriage.kube.jobs import COMPONENT_LABEL, CONTROLLER, JOB_LABEL, JobRef
 from sftriage.kube.objects import (
     API_VERSION,
@@ -83,22 +83,23 @@ _SETTLE_S = 0.2
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _AT_ONCE = 8
 """Namespaces and jobs reconciled at the same time."""
-JOBS, DEPLOYMENTS = "Job", "Deployment"
-"""Reconciled by a job's id, as policies and captures are by their namespace; and all controllers of a namespace."""
+DEPLOYMENTS = "Deployment"
+"""What runs the controllers of a namespace; reconciled as policies and captures are, by the namespace."""
 PODS_FIRST_S = 5.0
-"""How long after a change of its pods a job is reconciled: a controller must not take the quota that they need."""
+"""How long after its pods a namespace gets controllers: they must not take the quota that pods need."""
 DOWN_S = 30.0
 """How often to look for controllers that do not run, and how long one may take to start."""
 _log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Writes the statuses of whole namespaces until they are up to date, and reconciles jobs."""
+    """Writes the statuses of whole namespaces until they are up to date, and reconciles jobs and controllers."""
 
     def __init__(self, objects: ClusterObjects) -> None:
         self._objects = objects
         self.controllers: Controllers | None = None
         self._waiting: set[tuple[str, str]] = set()
+        self._delayed: set[tuple[str, str]] = set()
         self._pauses_s: dict[tuple[str, str], float] = {}
         self._there = asyncio.Event()
 
@@ -106,9 +107,15 @@ class Reconciler:
         """Start controllers of jobs from now on; in the operator's loop."""
         loop = asyncio.get_running_loop()
 
-        def reconcile_soon(job: JobRef) -> None:
-            loop.call_soon_threadsafe(loop.call_later, PODS_FIRST_S, self.enqueue, JOBS, job.job_id)
-            loop.call_soon_threadsafe(self.enqueue, CAPTURES.kind, job.namespace)
+        def reconcile_soon(kind: str, name: str) -> None:
+            # (while pods come by the thousand, most are of jobs that wait already)
+            if (kind, name) in self._waiting | self._delayed:
+                return
+            if kind == NAMESPACES:
+                self._delayed.add((kind, name))
+                loop.call_soon_threadsafe(loop.call_later, PODS_FIRST_S, self.enqueue, kind, name)
+            else:
+                loop.call_soon_threadsafe(self.enqueue, kind, name)
 
         self.controllers = Controllers(self._objects, settings, reconcile_soon, namespaces, **times_s)
         self.controllers.begin()
@@ -117,6 +124,7 @@ class Reconciler:
             self.enqueue(DEPLOYMENTS, namespace)
 
     def enqueue(self, kind: str, namespace: str | None) -> None:
+        self._delayed.discard((kind, namespace or ""))
         self._waiting.add((kind, namespace or ""))
         self._there.set()
 
@@ -144,6 +152,9 @@ class Reconciler:
         try:
             if self.controllers is not None and kind == JOBS:
                 return self.controllers.reconcile(JobRef.of_id(name)) or 0.0
+            if self.controllers is not None and kind == NAMESPACES:
+                self.controllers.reconcile_namespace(name)
+                return 0.0
             if self.controllers is not None and kind == REPORTS.kind:
                 return self.controllers.remove_outdated(name)
             if kind == DEPLOYMENTS:
@@ -268,8 +279,8 @@ def registry(
     @kopf.on.event(GROUP, VERSION, POLICIES.plural, registry=found)
     async def policy(namespace: str | None, **_: Any) -> None:
         reconciler.enqueue(POLICIES.kind, namespace)
-        for job in reconciler.controllers.named(namespace or "") if reconciler.controllers is not None else ():
-            reconciler.enqueue(JOBS, job.job_id)
+        if reconciler.controllers is not None:
+            reconciler.enqueue(NAMESPACES, namespace)
 
     @kopf.on.event(GROUP, VERSION, CAPTURES.plural, registry=found)
     async def capture(namespace: str | None, **_: Any) -> None:

@@ -62,10 +62,19 @@ class HubServer:
     """A server on one host and port, until it is closed or this process ends; UsageError if it cannot start.
 
     ``store`` is a directory for its files, ``secret`` a file with ``USER:PASSWORD`` or a token, and ``tls`` a directory
-    with ``cert.pem``, ``key.pem`` and ``ca.pem``; by default connections are not encrypted.
+    with ``cert.pem``, ``key.pem`` and ``ca.pem``; by default connections are not encrypted. Jobs may reserve
+    ``file_bytes`` for their streams.
     """
 
-    def __init__(self, address: tuple[str, int], store: Path, secret: Path, tls: Path | None = None) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        store: Path,
+        secret: Path,
+        tls: Path | None = None,
+        *,
+        file_bytes: int = FILE_BYTES,
+    ) -> None:
         program, self.store, name = nats_server(), store, f"sftriage-{secrets.token_hex(8)}"
         try:
             text = secret.read_text(encoding="ascii").strip()
@@ -75,7 +84,7 @@ class HubServer:
             settings = {
                 "server_name": name,
                 "listen": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
-                "jetstream": {"store_dir": str(store), "max_memory_store": MEMORY_BYTES, "max_file_store": FILE_BYTES},
+                "jetstream": {"store_dir": str(store), "max_memory_store": MEMORY_BYTES, "max_file_store": file_bytes},
                 "authorization": {"users": [{"user": user, "password": password}]} if colon else {"token": text},
             }
             if tls is not None:

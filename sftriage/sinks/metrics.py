@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, write_to_textfile
 from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from sftriage import __version__
@@ -69,6 +70,25 @@ class Exposed(Collector):
             kept = (sample for sample in metric.samples if not sample.name.endswith("_created"))
             metric.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in kept]
             yield metric
+
+
+class FromFiles(Collector):
+    """Collects what several `TextFile` have written into a directory; of two equal series, the first one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterator[Metric]:
+        found: dict[str, Metric] = {}
+        known = set[tuple[str, frozenset[tuple[str, str]]]]()
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            with suppress(OSError, ValueError):
+                for metric in text_string_to_metric_families(path.read_text(encoding="utf-8")):
+                    new = [each for each in metric.samples if (each.name, frozenset(each.labels.items())) not in known]
+                    known.update((each.name, frozenset(each.labels.items())) for each in new)
+                    kept = found.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                    kept.samples += new
+        yield from found.values()
 
 
 class TextFile:

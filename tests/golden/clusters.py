@@ -20,7 +20,6 @@ from tests.unit.kube.objects import NOW_S, made
 from tests.unit.kube.pods import pod
 
 RESNET = JobRef("jobset", "resnet", "ml")
-OWNER = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "resnet", "uid": "7d"}
 GIVEN: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 HOUR_S = 3600.0
@@ -75,7 +74,7 @@ WELL = Snapshot(
     definitions=[definition(kind) for kind in KINDS],
     pods=[running(labels={"sftriage.dev/inject": "enabled"}, annotations={"sftriage.dev/status": "injected"})],
     reports=[made("TriageReport", "r", {"job": "train"}, labels=OF_JOB)],
-    controllers=[deployment(name=JOB.object_name, labels=OF_JOB)],
+    controllers=[deployment(name="sftriage")],
     deployments=[deployment(name="sftriage-operator"), deployment(name="sftriage-webhook")],
     webhooks=[webhook()],
     serving=2,
@@ -95,7 +94,7 @@ PARTS: dict[str, Callable[[Any], Any]] = {
     "version": lambda found: found and tuple(found),
     "pods": lambda found: [running(**one) for one in found],
     "deployments": lambda found: [deployment(**one) for one in found],
-    "controllers": lambda found: [deployment(name=JOB.object_name, labels=OF_JOB, **one) for one in found],
+    "controllers": lambda found: [deployment(name="sftriage", **one) for one in found],
     "webhooks": lambda found: [webhook(**one) for one in found],
     "policies": lambda found: [made("TriagePolicy", "p", {}, status) for status in found],
     "captures": lambda found: [capture(**one) for one in found],
@@ -118,7 +117,7 @@ def texts() -> Iterator[str]:
         first = first or added
     first = []
     for name, (settings, claim) in GIVEN["controllers"].items():
-        objects = wanted(RESNET, ControllerSettings(InjectionSettings(**settings), claim), {"a.yaml": "a"}, [OWNER])
+        objects = wanted("ml", ControllerSettings(InjectionSettings(**settings), claim), {"a.yaml": "a"})
         found = [line for one in objects for line in flat({one["kind"]: one})]
         yield from (f"# A controller: {name}", *differences(first, found))
         first = first or found

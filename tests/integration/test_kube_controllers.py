@@ -1,4 +1,4 @@
-"""A job's controller in a cluster: a real job here, whose captures and report are objects of a real API server."""
+"""The controllers of a namespace: a real job here, whose captures and report are objects of a real API server."""
 
 import base64
 import contextlib
@@ -82,7 +82,8 @@ class Job(Processes):
         for name, value in self._objects.get("secret", {"data": {}})["data"].items():
             (self.hub / name).write_bytes(base64.b64decode(value))
         self.bring_policies()
-        self._kubeconfig = self.server.as_account(self.folder, self.ref.object_name, namespace)
+        self._kubeconfig = self.server.as_account(self.folder, "sftriage", namespace)
+        self.run = self.folder / "runs" / self.ref.object_name / "run"
 
     def bring_policies(self) -> None:
         """Bring the ConfigMap to where the controller has it, as a kubelet does."""
@@ -96,7 +97,7 @@ class Job(Processes):
     def start_controller(self) -> subprocess.Popen[bytes]:
         spec = self._objects["deployment"]["spec"]["template"]["spec"]
         here = {"/policies": self.policies, "/runs": self.folder / "runs", "/hub/hub": self.hub / "hub"}
-        here |= {"/hub": self.hub, str(METRICS_PORT): free_port()}
+        here |= {"/hub": self.hub, "/tmp/ready": self.folder / "ready", str(METRICS_PORT): free_port()}
         command = [here.get(word, word) for word in spec["containers"][0]["command"]]
         assert command[0] == "sftriage"
         if "--metrics-port" in command:
@@ -112,7 +113,7 @@ class Job(Processes):
         said = sidecar["command"]
         where = said[said.index("--job-id") + 2 : said.index("--rings")]
         here = {"/sftriage-hub": self.hub, **{f"/sftriage-hub/{one.name}": one for one in self.hub.iterdir()}}
-        hub = f"{self.ref.object_name}.{self.ref.namespace}.svc:7422"
+        hub = f"sftriage-hub.{self.ref.namespace}.svc:7422"
         command += ["--job", self.ref.name, *({**here, hub: f"127.0.0.1:{self.port}"}.get(one, one) for one in where)]
         return self.start(*command, "--directory", self.host, "--store", self.store)
 
@@ -310,7 +311,7 @@ def test_a_controller_survives_an_unreachable_cluster(job):
     controller, agent = job.start_controller(), job.start_agent()
     wait_until(lambda: job.report().get("health"))
     job.server.stop()
-    trainers, run = job.start_trainers(), job.folder / "runs" / "run"
+    trainers, run = job.start_trainers(), job.run
     wait_until(lambda: (run / "captures").is_dir() and captures(run))
     judged = len(verdicts(run))
     wait_until(lambda: len(verdicts(run)) > judged + 3)

@@ -1,4 +1,4 @@
-"""The operator and training jobs, on a real API server: each job's controller comes, follows, and goes.
+"""The operator and training jobs, on a real API server: a namespace's controllers come, follow, and go.
 
 Nothing runs in such a cluster, so its pods stay as they were created; `test_kube_controllers` has a job that trains.
 """
@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from sftriage.kube.injecting import InjectionSettings, injection
-from sftriage.kube.jobs import OWNERS, JobRef, job_of
+from sftriage.kube.jobs import HUB_ANNOTATION, OWNERS, JobRef, job_of
 from sftriage.policy.in_force import find
 from sftriage.policy.parsing import parse
 from tests.integration.kube import ANY, K8S, OWN, Cluster, Operators, OwnCluster, definition_of_any, made
@@ -55,7 +55,9 @@ class TrainingJob:
         server.create({**about, "spec": {"parallelism": 0, "template": self._template}}, namespace)
         self.uid = server.get("job", name, namespace=namespace)["metadata"]["uid"]
 
-    def add_pod(self, number: int, settings: InjectionSettings = DEFAULTS, *, injected: bool = True) -> None:
+    def add_pod(
+        self, number: int, settings: InjectionSettings = DEFAULTS, *, injected: bool = True, hub: bool = True
+    ) -> None:
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": self.ref.name, "uid": self.uid, "controller": True}
         about = {"name": f"{self.ref.name}-{number}", "namespace": self.ref.namespace, "ownerReferences": [owner]}
         pod = {"apiVersion": "v1", "kind": "Pod", **json.loads(json.dumps(self._template))}
@@ -64,6 +66,9 @@ class TrainingJob:
             found = job_of(pod)
             assert found == self.ref
             pod = injection(pod, found, settings, (1, 30)).pod
+            if not hub:
+                # (as version 0.1.0 left it)
+                del pod["metadata"]["annotations"][HUB_ANNOTATION]
         self.pod = pod
         # (a server before 1.28 does not know native sidecars, which is nothing here)
         where = ("-n", self.ref.namespace)
@@ -75,7 +80,8 @@ class TrainingJob:
         self.server.kubectl("replace", "--raw", f"{path}/status", "-f", "-", text=json.dumps(body))
 
     def objects(self) -> dict[str, Any]:
-        found, selector = {}, f"sftriage.dev/job={self.ref.object_name}"
+        """Those of the controllers of its namespace."""
+        found, selector = {}, "sftriage.dev/component=controller"
         for kind in OBJECTS:
             items = self.server.get(kind, "-l", selector, namespace=self.ref.namespace)["items"]
             if items:
@@ -86,12 +92,20 @@ class TrainingJob:
         data = self.objects().get("configmap", {}).get("data", {})
         return [parse(text, name).policy.metadata.name for name, text in sorted(data.items())]
 
-    def injected(self) -> tuple[str, str]:
+    def report(self) -> dict[str, Any]:
         found = self.server.kubectl(
             *("get", "trep", self.ref.object_name, "-n", self.ref.namespace, "-o", "json"), check=False
         )
-        status = json.loads(found.stdout or "{}").get("status", {})
-        one = next((one for one in status.get("conditions", ()) if one["type"] == "Injected"), None)
+        return dict(json.loads(found.stdout or "{}"))
+
+    def has_controller(self) -> bool:
+        """Whether the operator has asked for its controller, and there is what runs it."""
+        labels = self.report().get("metadata", {}).get("labels", {})
+        return labels.get("sftriage.dev/watch") == "true" and len(self.objects()) == len(OBJECTS)
+
+    def condition(self, kind: str = "Injected") -> tuple[str, str]:
+        conditions = self.report().get("status", {}).get("conditions", ())
+        one = next((one for one in conditions if one["type"] == kind), None)
         return ("", "") if one is None else (f"{one['status']} {one['reason']}", one["message"])
 
 
@@ -129,24 +143,23 @@ def policy(name: str) -> dict[str, Any]:
     return {**default, "metadata": {"name": name}, "spec": {"rules": [{"name": f"rule-{name}", "match": {}}]}}
 
 
-def test_a_controller_follows_policies_and_goes_with_the_pods(server, namespace, operators):
+def test_controllers_follow_policies_and_go_with_the_pods(server, namespace, operators):
     operators.start()
-    # WHEN a job's pods come THEN its controller does, and belongs to the job
+    # WHEN a job's pods come THEN its namespace has controllers, and its report belongs to the job
     job = TrainingJob(server, namespace)
     for number in range(2):
         job.add_pod(number)
-    found = wait_until(lambda: len(job.objects()) == len(OBJECTS) and job.objects(), SOON_S)
-    for kind, body in found.items():
-        owners = [(one["kind"], one["uid"]) for one in body["metadata"].get("ownerReferences", ())]
-        assert owners == ([] if kind == "secret" else [("Job", job.uid)]), kind
+    wait_until(job.has_controller, SOON_S)
+    found = job.objects()
+    assert [(one["kind"], one["uid"]) for one in job.report()["metadata"]["ownerReferences"]] == [("Job", job.uid)]
     (container,) = found["deployment"]["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "registry.example/sftriage@sha256:12"
-    assert container["command"][:5] == ["sftriage", "kube", "controller", "--job-id", f"{namespace}/job/pretraining"]
+    assert container["command"][:5] == ["sftriage", "kube", "controller", "--namespace", namespace]
     assert found["rolebinding"]["roleRef"]["name"] == "sftriage-controller"
     # AND it has the policy that ships, for there is no other
     assert job.policies() == ["default"]
     # AND the report says that sftriage is in all of its pods
-    wait_until(lambda: job.injected()[0] == "True Injected", SOON_S)
+    wait_until(lambda: job.condition()[0] == "True Injected", SOON_S)
     # WHEN policies come, change and go THEN it has those that are in force, the oldest first; nothing else changes
     password, template = found["secret"]["data"], found["deployment"]["spec"]["template"]
     server.create(policy("b"), namespace)
@@ -159,13 +172,52 @@ def test_a_controller_follows_policies_and_goes_with_the_pods(server, namespace,
     found = job.objects()
     assert (found["secret"]["data"], found["deployment"]["spec"]["template"]) == (password, template)
     # WHEN somebody deletes its Deployment THEN it is there again
-    server.kubectl("delete", "deployment", job.ref.object_name, "-n", namespace, "--wait=true")
+    server.kubectl("delete", "deployment", "sftriage", "-n", namespace, "--wait=true")
     wait_until(lambda: "deployment" in job.objects(), SOON_S)
-    # WHEN one pod ends THEN it stays, and once the other is deleted, all of it goes
+    # WHEN there is another job, and the pods of the first one end or are deleted THEN only that has no controller
+    other = TrainingJob(server, namespace, "other")
+    other.add_pod(0)
+    wait_until(other.has_controller, SOON_S)
     job.end_pod(0)
     server.kubectl("delete", "pod", "pretraining-1", "-n", namespace, "--force")
+    wait_until(lambda: not job.has_controller(), SOON_S)
+    assert other.has_controller()
+    # WHEN the last pod of the namespace has ended THEN all of it goes
+    other.end_pod(0)
     wait_until(lambda: not job.objects(), SOON_S)
     assert "Traceback" not in operators.said()
+
+
+def test_a_job_of_an_earlier_version_keeps_its_controller(server, namespace, operators):
+    """GIVEN a job with a controller of its own, from before an upgrade THEN it stays, until its pods are gone"""
+    job = TrainingJob(server, namespace)
+    job.add_pod(0, hub=False)
+    about = {"labels": {"sftriage.dev/job": job.ref.object_name, "app.kubernetes.io/component": "controller"}}
+    about |= {"name": job.ref.object_name, "annotations": {"sftriage.dev/job-id": job.ref.job_id}}
+    template = {"metadata": {"labels": about["labels"]}, "spec": {"containers": [{"name": "c", "image": "old:1"}]}}
+    spec = {"selector": {"matchLabels": about["labels"]}, "template": template}
+    server.create({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": about, "spec": spec}, namespace)
+    server.create({"apiVersion": "v1", "kind": "Secret", "metadata": about}, namespace)
+
+    def own() -> str:
+        return server.kubectl("get", "deploy,secret", "-n", namespace, "-l", "sftriage.dev/job", "-o", "name").stdout
+
+    operators.start()
+    wait_until(lambda: job.condition()[0] == "True Injected", SOON_S)
+    assert len(own().split()) == 2
+    assert not job.objects()
+    # WHEN a pod of now comes, too THEN there is a controller that finds it
+    job.add_pod(1)
+    wait_until(job.has_controller, SOON_S)
+    assert len(own().split()) == 2
+    # WHEN the old one is gone THEN so is its controller
+    server.kubectl("delete", "pod", "pretraining-0", "-n", namespace, "--force")
+    wait_until(lambda: not own(), SOON_S)
+    assert job.has_controller()
+    # WHEN there is an old pod alone, whose controller is gone THEN its report says what to do
+    job.add_pod(2, hub=False)
+    server.kubectl("delete", "pod", "pretraining-1", "-n", namespace, "--force")
+    wait_until(lambda: job.condition("Watched")[0] == "False OldPods", SOON_S)
 
 
 def test_labelled_but_not_injected_pods_are_reported(server, namespace, operators):
@@ -174,18 +226,18 @@ def test_labelled_but_not_injected_pods_are_reported(server, namespace, operator
     job = TrainingJob(server, namespace)
     job.add_pod(0, injected=False)
     job.add_pod(1, injected=False)
-    wait_until(lambda: job.injected()[0] == "False NotInjected", SOON_S)
-    assert "2 of its 2 pods" in job.injected()[1]
-    assert "pretraining-0, pretraining-1" in job.injected()[1]
+    wait_until(lambda: job.condition()[0] == "False NotInjected", SOON_S)
+    assert "2 of its 2 pods" in job.condition()[1]
+    assert "pretraining-0, pretraining-1" in job.condition()[1]
     # THEN nothing is started that would watch nobody
     assert not job.objects()
     # WHEN one of them is made anew
     server.kubectl("delete", "pod", "pretraining-1", "-n", namespace, "--force")
     job.add_pod(1)
-    wait_until(lambda: job.injected()[0] == "False PartlyInjected", SOON_S)
-    wait_until(lambda: len(job.objects()) == len(OBJECTS), SOON_S)
+    wait_until(lambda: job.condition()[0] == "False PartlyInjected", SOON_S)
+    wait_until(job.has_controller, SOON_S)
     server.kubectl("delete", "pod", "pretraining-0", "-n", namespace, "--force")
-    wait_until(lambda: job.injected()[0] == "True Injected", SOON_S)
+    wait_until(lambda: job.condition()[0] == "True Injected", SOON_S)
 
 
 def test_missed_pods_of_a_labelled_namespace_are_reported(server, namespace, operators):
@@ -194,15 +246,15 @@ def test_missed_pods_of_a_labelled_namespace_are_reported(server, namespace, ope
     job, other = TrainingJob(server, namespace, labelled=False), TrainingJob(server, namespace, "other")
     job.add_pod(0, injected=False)
     other.add_pod(0, injected=False)
-    wait_until(lambda: other.injected()[0] == "False NotInjected", SOON_S)
-    assert job.injected() == ("", "")
+    wait_until(lambda: other.condition()[0] == "False NotInjected", SOON_S)
+    assert job.condition() == ("", "")
     server.kubectl("label", "namespace", namespace, "sftriage.dev/inject=enabled")
-    wait_until(lambda: job.injected()[0] == "False NotInjected", SOON_S)
+    wait_until(lambda: job.condition()[0] == "False NotInjected", SOON_S)
     job.add_pod(1)
-    wait_until(lambda: job.injected()[0] == "False PartlyInjected", SOON_S)
+    wait_until(lambda: job.condition()[0] == "False PartlyInjected", SOON_S)
     # WHEN the namespace is labelled no more THEN nobody misses anything there
     server.kubectl("label", "namespace", namespace, "sftriage.dev/inject-")
-    wait_until(lambda: job.injected()[0] == "True Injected", SOON_S)
+    wait_until(lambda: job.condition()[0] == "True Injected", SOON_S)
 
 
 def test_the_operator_catches_up_after_downtime(server, namespace, operators):
@@ -210,7 +262,7 @@ def test_the_operator_catches_up_after_downtime(server, namespace, operators):
     gone, stays = TrainingJob(server, namespace, "gone"), TrainingJob(server, namespace, "stays")
     for job in (gone, stays):
         job.add_pod(0)
-    wait_until(lambda: len(gone.objects()) == len(stays.objects()) == len(OBJECTS), SOON_S)
+    wait_until(lambda: gone.has_controller() and stays.has_controller(), SOON_S)
     process.kill()
     process.wait(DEADLINE_S)
     server.kubectl("delete", "pod", "gone-0", "-n", namespace, "--force")
@@ -218,8 +270,8 @@ def test_the_operator_catches_up_after_downtime(server, namespace, operators):
     late = TrainingJob(server, namespace, "late")
     late.add_pod(0)
     operators.start("second")
-    wait_until(lambda: not gone.objects() and len(late.objects()) == len(OBJECTS), SOON_S)
-    wait_until(lambda: stays.policies() == late.policies() == ["new"], SOON_S)
+    wait_until(lambda: late.has_controller() and not gone.has_controller(), SOON_S)
+    wait_until(lambda: stays.policies() == ["new"], SOON_S)
 
 
 def test_old_reports_of_plain_pods_are_removed(server, namespace, operators):
@@ -236,7 +288,7 @@ def test_old_reports_of_plain_pods_are_removed(server, namespace, operators):
 
     # (a server that collects what has no owner any more may be quicker)
     wait_until(lambda: left() - {"gone"} == {job.ref.name}, SOON_S)
-    wait_until(lambda: job.injected()[0] == "True Injected", SOON_S)
+    wait_until(lambda: job.condition()[0] == "True Injected", SOON_S)
 
 
 def test_a_person_s_capture_reaches_its_job_s_controller(server, namespace, operators):
@@ -266,15 +318,15 @@ def test_a_second_operator_takes_over(server, namespace, operators):
     wait_until(lambda: "waiting for the lease" in operators.said("second"), SOON_S)
     job = TrainingJob(server, namespace)
     job.add_pod(0)
-    wait_until(lambda: len(job.objects()) == len(OBJECTS), SOON_S)
-    assert "its controller" not in operators.said("second")
+    wait_until(job.has_controller, SOON_S)
+    assert "controller" not in operators.said("second")
     # WHEN the one that works is killed THEN the other one does
     first.kill()
     first.wait(DEADLINE_S)
     other = TrainingJob(server, namespace, "other")
     other.add_pod(0)
-    wait_until(lambda: len(other.objects()) == len(OBJECTS), SOON_S)
-    assert "other: started its controller" in operators.said("second")
+    wait_until(other.has_controller, SOON_S)
+    assert "other: has a controller" in operators.said("second")
     # WHEN one ends that is told to THEN nobody waits for its lease to go by itself
     third = operators.start("third", "--lease", LEASE)
     wait_until(lambda: "waiting for the lease" in operators.said("third"), SOON_S)
@@ -310,7 +362,7 @@ def test_uninstalling_as_documented_leaves_nothing_behind(tmp_path):
         operators.start(everywhere=True)
         job = TrainingJob(server, "ml")
         job.add_pod(0)
-        wait_until(lambda: len(job.objects()) == len(OBJECTS), SOON_S)
+        wait_until(job.has_controller, SOON_S)
         wait_until(lambda: server.get("tcap", "c", namespace="ml")["metadata"].get("finalizers"), SOON_S)
         # (without a controller of namespaces, theirs never end)
         script = lines.replace("delete --ignore-not-found", "delete --wait=false --ignore-not-found")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.commands.controller import KEPT_RUNS, _directory
+from sftriage.commands.cluster_controllers import KEPT_RUNS, _directory
 from sftriage.runs.directory import RunInfo, create, write_info
 
 INFO = RunInfo("run-1", "resnet", "2026-03-01T00:00:00+00:00", (), "default", "0" * 64, "/nowhere", ended_at="")

@@ -1,4 +1,4 @@
-"""The objects of a job's controller, and when they come and go. `test_kube_jobs` has a real server."""
+"""The objects of a namespace's controllers, and when they come and go. `test_kube_jobs` has a real server."""
 
 import threading
 from datetime import datetime, timezone
@@ -15,27 +15,34 @@ from sftriage.kube.jobs import JobRef
 from sftriage.kube.statuses import policy_states
 from sftriage.kube.webhook import good_until
 from sftriage.policy.parsing import parse
+from tests.integration.processes import wait_until
 from tests.unit.kube.objects import KeptObjects
 from tests.unit.kube.test_statuses import RULE, body
 
 JOB = JobRef("job", "pretraining", "ml")
-INJECTED = {"sftriage.dev/job-id": JOB.job_id, "sftriage.dev/status": "injected"}
+OLD = {"sftriage.dev/job-id": JOB.job_id, "sftriage.dev/status": "injected"}
+INJECTED = {**OLD, "sftriage.dev/hub": "sftriage-hub"}
 LABELS = {"batch.kubernetes.io/job-name": "pretraining", "sftriage.dev/inject": "enabled"}
+OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "pretraining", "uid": "7d"}
 
 
-def pod(name="pretraining-0", *, annotations=INJECTED, labels=LABELS, phase="Running", version="1"):
+def pod(name="pretraining-0", *, annotations=INJECTED, labels=LABELS, owner=OWNER, version="1"):
     about = {"name": name, "namespace": "ml", "labels": labels, "annotations": annotations, "resourceVersion": version}
-    return {"metadata": about, "spec": {"containers": []}, "status": {"phase": phase}}
+    return {"metadata": {**about, "ownerReferences": [owner]}}
+
+
+def state(name="pretraining-0", job=JOB, uid="7d", *, injected=True, hub=True):
+    return PodState(name, job, uid, injected, hub)
 
 
 POD = ("ml", "pretraining-0")
 SEEN = {
-    "injected": (pod(), PodState("pretraining-0", JOB, True, True)),
-    "missed": (pod(annotations={}), PodState("pretraining-0", JOB, False, True)),
-    "ended": (pod(phase="Succeeded"), PodState("pretraining-0", JOB, True, False)),
-    "failed": (pod(phase="Failed"), PodState("pretraining-0", JOB, True, False)),
-    "of no job": (pod(annotations={}, labels={}), PodState("pretraining-0", None, False, True)),
-    "an id that is none": (pod(annotations={"sftriage.dev/job-id": "x"}), PodState("pretraining-0", JOB, False, True)),
+    "injected": (pod(), state()),
+    "of an earlier version": (pod(annotations=OLD), state(hub=False)),
+    "missed": (pod(annotations={}), state(injected=False, hub=False)),
+    "of no job": (pod(annotations={}, labels={}), state(job=None, uid="", injected=False, hub=False)),
+    "an id that is none": (pod(annotations={"sftriage.dev/job-id": "x"}), state(injected=False, hub=False)),
+    "owned by another": (pod(owner={**OWNER, "kind": "ReplicaSet"}), state(uid="")),
 }
 
 
@@ -55,9 +62,9 @@ STANDS = {
 @pytest.mark.parametrize("case", STANDS.values(), ids=STANDS)
 def test_the_injected_condition_of_a_job(case):
     injected, watched, told = case
-    pods = [PodState(f"p-{n}", JOB, one, True) for n, one in enumerate(injected)]
-    # (two watches have the same pod; one that has ended does not count)
-    found = controllers.JobPods.of([*pods, *pods, PodState("p-9", JOB, False, False)])
+    pods = [state(f"p-{n}", injected=one) for n, one in enumerate(injected)]
+    # (two watches have the same pod)
+    found = controllers.JobPods.of([*pods, *pods])
     now = found.condition()
     assert (found.count, found.watched, f"{now.status} {now.reason}") == (2, watched, told)
 
@@ -70,8 +77,6 @@ class Server(KeptObjects):
     def answer(self, method, path, body, query):
         if path == "/api/v1/pods":
             return {"items": self.pods, "metadata": {"resourceVersion": "1"}}
-        if path.endswith("/jobs/pretraining"):
-            return {"metadata": {"uid": "7d"}}
         return super().answer(method, path, body, query)
 
     def watch(self, path, seconds, **query):
@@ -84,15 +89,16 @@ def looked():
     made = []
 
     def look(pods):
-        server, told = Server(pods), threading.Event()
+        server, told = Server(pods), set()
         clock = [0.0]
         times = {"grace_s": 60.0, "keep_s": 9e9, "now": lambda: clock[0]}
-        found = Controllers(server, ControllerSettings(InjectionSettings()), lambda job: told.set(), **times)
+        settings = ControllerSettings(InjectionSettings())
+        found = Controllers(server, settings, lambda kind, name: told.add((kind, name)), **times)
         found.begin()
         made.append((server, found))
-        assert told.wait(20.0)
-        assert all(one.listed.wait(20.0) for one in found.watches)
+        wait_until(lambda: {("Job", JOB.job_id), ("Namespace", "ml")} <= told)
         assert found.reconcile(JOB) is None
+        found.reconcile_namespace("ml")
         return found, server, clock
 
     yield look
@@ -109,27 +115,44 @@ def kinds(server):
     return sorted(body["kind"] for body in server.kept.values())
 
 
-def test_a_controller_exists_while_pods_do_and_for_the_grace_period(looked):
+def one(server, kind):
+    (found,) = (body for body in server.kept.values() if body["kind"] == kind)
+    return found
+
+
+def test_controllers_exist_while_pods_do_and_for_the_grace_period(looked):
     found, server, clock = looked([pod()])
     assert kinds(server) == [
         *("ConfigMap", "Deployment", "NetworkPolicy", "RoleBinding", "Secret", "Service", "ServiceAccount"),
         "TriageReport",
     ]
-    # WHEN its Deployment is seen, and its pods are gone THEN it stays for a while
-    (deployment,) = (body for body in server.kept.values() if body["kind"] == "Deployment")
-    labelled, injected, deployments, _ = found.watches
-    deployments._put(deployment)
+    # WHEN the pods are gone THEN the job has its controller for a while
+    reports, deployments, _, labelled, injected, _ = found.watches
+
+    def observe():
+        reports._put(one(server, "TriageReport"))
+        deployments._put(one(server, "Deployment"))
+
+    observe()
     labelled._drop(POD)
+    assert found.reconcile(JOB) is None
     injected._drop(POD)
     assert found.reconcile(JOB) == 60.0
     clock[0] = 59.0
     assert found.reconcile(JOB) == 1.0
     # WHEN pods come back in time THEN it counts anew
-    injected._put(pod())
+    labelled._put(pod())
     assert found.reconcile(JOB) is None
-    injected._drop(POD)
+    labelled._drop(POD)
     clock[0] = 100.0
     assert found.reconcile(JOB) == 60.0
+    # WHEN it is over THEN only the report stays, and all objects of the namespace go
+    clock[0] = 160.0
+    assert found.reconcile(JOB) is None
+    observe()
+    found.reconcile_namespace("ml")
+    assert kinds(server) == ["TriageReport"]
+    assert not one(server, "TriageReport")["metadata"]["labels"].get("sftriage.dev/watch")
 
 
 def test_missed_pods_get_a_report_and_no_controller(looked):
@@ -137,16 +160,27 @@ def test_missed_pods_get_a_report_and_no_controller(looked):
     (report,) = server.kept.values()
     assert report["kind"] == "TriageReport"
     assert report["metadata"]["ownerReferences"][0]["uid"] == "7d"
-    (one,) = report["status"]["conditions"]
-    assert (one["type"], one["reason"]) == ("Injected", "NotInjected")
+    assert "sftriage.dev/watch" not in report["metadata"]["labels"]
+    (condition,) = report["status"]["conditions"]
+    assert (condition["type"], condition["reason"]) == ("Injected", "NotInjected")
+
+
+def test_nothing_is_written_where_all_is_in_place(looked):
+    found, server, _ = looked([pod()])
+    reports, deployments, *_ = found.watches
+    reports._put(one(server, "TriageReport"))
+    deployments._put(one(server, "Deployment"))
+    version = server.version
+    assert found.reconcile(JOB) is None
+    found.reconcile_namespace("ml")
+    assert server.version == version
 
 
 SETTINGS = ControllerSettings(InjectionSettings(image="sftriage@sha256:12"))
-OWNER = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "pretraining", "uid": "7d"}
 
 
-def made(settings=SETTINGS, policies=None, owners=(OWNER,)):
-    return {one["kind"]: one for one in wanted(JOB, settings, policies or {"a.yaml": "a"}, owners)}
+def made(settings=SETTINGS, policies=None):
+    return {one["kind"]: one for one in wanted("ml", settings, policies or {"a.yaml": "a"})}
 
 
 NOW = datetime(2027, 1, 15, tzinfo=timezone.utc)
@@ -156,27 +190,25 @@ def digest(found):
     return found["Deployment"]["metadata"]["annotations"][controllers.WANTED_ANNOTATION]
 
 
-def test_the_job_owns_all_objects_and_all_are_removed():
-    found = made()
-    assert set(found) == {"ServiceAccount", "RoleBinding", "ConfigMap", "Service", "NetworkPolicy", "Deployment"}
-    for one in found.values():
-        about = one["metadata"]
-        assert (about["name"], about["namespace"], about["ownerReferences"]) == (JOB.object_name, "ml", [OWNER])
-        assert about["labels"]["sftriage.dev/job"] == JOB.object_name
-    # AND all that is made is removed, the Deployment last: by it the others are found
-    secrets = [secret(JOB, InjectionSettings(hub_tls=one), "x", NOW) for one in (False, True)]
-    all_made, removed = (*wanted(JOB, SETTINGS, {}), *secrets), controllers.removed(JOB)
-    assert {(one["apiVersion"], plural_of(one["kind"]), one["metadata"]["name"]) for one in all_made} == set(removed)
-    assert removed[-1] == ("apps/v1", "deployments", JOB.object_name)
+def test_all_that_is_made_is_labelled_and_removed():
+    """THEN its Deployment goes last: by it the others are found"""
+    secrets = [secret("ml", InjectionSettings(hub_tls=one), "x", NOW) for one in (False, True)]
+    all_made, removed = (*wanted("ml", SETTINGS, {}), *secrets), controllers.removed()
+    assert {each["metadata"]["labels"]["sftriage.dev/component"] for each in all_made} == {"controller"}
+    names = {(each["apiVersion"], plural_of(each["kind"]), each["metadata"]["name"]) for each in all_made}
+    assert names == set(removed)
+    assert removed[-1] == ("apps/v1", "deployments", "sftriage")
+    # AND of the controller of one job, as earlier versions had it, all is found by the job's name
+    assert {name.removesuffix("-tls") for _, _, name in controllers.removed(JOB)} == {JOB.object_name}
 
 
 def test_an_encrypted_hub_has_its_certificate_in_its_secret():
-    """GIVEN hub_tls THEN one Secret, made once, has what the controller serves by; agents get less of it"""
+    """GIVEN hub_tls THEN one Secret, made once, has what the controllers serve by; agents get less of it"""
     said = InjectionSettings(hub_tls=True)
-    found = secret(JOB, said, "x", NOW)
+    found = secret("ml", said, "x", NOW)
     data = found["stringData"]
     assert set(data) == {"hub", "ca.pem", "cert.pem", "key.pem"}
-    names = {f"{JOB.object_name}.ml.svc", "127.0.0.1"}
+    names = {"sftriage-hub.ml.svc", "127.0.0.1"}
     files = {"ca.crt": data["ca.pem"], "tls.crt": data["cert.pem"], "tls.key": data["key.pem"]}
     until = good_until({name: text.encode() for name, text in files.items()}, tuple(names))
     assert until is not None
@@ -188,15 +220,24 @@ def test_an_encrypted_hub_has_its_certificate_in_its_secret():
     assert {one["key"] for one in hub["secret"]["items"]} == {"hub", "ca.pem"}
     (served,) = (one for one in spec["volumes"] if one["name"] == "hub")
     assert served["secret"]["secretName"] == hub["secret"]["secretName"] == found["metadata"]["name"]
-    # AND a job whose Secret was made without is not left with that
-    assert found["metadata"]["name"] != secret(JOB, InjectionSettings(), "x", NOW)["metadata"]["name"]
+    # AND a namespace whose Secret was made without is not left with that
+    assert found["metadata"]["name"] != secret("ml", InjectionSettings(), "x", NOW)["metadata"]["name"]
+
+
+def test_agents_find_the_hub():
+    """THEN address, Secret and key of an agent are those of the namespace's hub, which admits injected pods"""
+    (agent,) = (each for each in pod_parts(JOB, NEXT)["initContainers"] if each["name"] == "sftriage-agent")
+    name, _, port = agent["command"][agent["command"].index("--hub") + 1].partition(":")
+    about, spec = made()["Service"]["metadata"], made()["Service"]["spec"]
+    assert (name, int(port)) == (f"{about['name']}.ml.svc", spec["ports"][0]["port"])
+    (rule,) = made()["NetworkPolicy"]["spec"]["ingress"]
+    assert rule["from"][0]["podSelector"]["matchExpressions"] == [{"key": "sftriage.dev/job", "operator": "Exists"}]
 
 
 def test_the_digest_follows_all_objects_and_policies_restart_no_pod():
     first, again, other = made(), made(), made(policies={"a.yaml": "b"})
     assert digest(first) == digest(again) != digest(other)
     assert first["Deployment"]["spec"] == other["Deployment"]["spec"]
-    assert digest(made(owners=())) != digest(first)
 
 
 def test_policies_in_force_become_ordered_files_or_the_default():
@@ -220,25 +261,11 @@ def released(request):
     return yaml.safe_load(request.param.read_text())
 
 
-def test_agents_of_an_old_pod_find_the_new_hub(released):
-    """GIVEN a pod of before WHEN the controller is one of now THEN address, Secret and key are those its agent has"""
+def test_a_pod_of_an_older_release_looks_for_the_hub_of_its_job(released):
+    """GIVEN a pod of before the namespace's hub THEN the controller of its job stays until the pod is gone"""
     observed = PodState.of(released)
-    assert (observed.job, observed.injected) == (JOB, True)
-    made = {one["kind"]: one for one in wanted(JOB, ControllerSettings(NEXT), {})}
-    held = secret(JOB, NEXT, "x", datetime(2027, 1, 15, tzinfo=timezone.utc))
-    (agent,) = (one for one in released["spec"]["initContainers"] if one["name"] == "sftriage-agent")
-    command = agent["command"]
-    name, _, port = command[command.index("--hub") + 1].partition(":")
-    about = made["Service"]["metadata"]
-    assert (name, int(port)) == (f"{about['name']}.ml.svc", made["Service"]["spec"]["ports"][0]["port"])
-    (volume,) = (one for one in released["spec"]["volumes"] if one["name"] == "sftriage-hub")
-    assert volume["secret"]["secretName"] == held["metadata"]["name"]
-    assert command[command.index("--creds") + 1].rpartition("/")[2] in held["stringData"]
-    assert command[command.index("--job-id") + 1] == JOB.job_id
-
-    (rule,) = made["NetworkPolicy"]["spec"]["ingress"]
-    labels = rule["from"][0]["podSelector"]["matchLabels"]
-    assert labels.items() <= released["metadata"]["labels"].items()
+    assert (observed.job, observed.injected, observed.hub) == (JOB, True, False)
+    assert controllers.JobPods.of([observed]).old
 
 
 def test_the_webhook_leaves_a_pod_of_an_older_release_unchanged(released):

@@ -95,7 +95,7 @@ def test_a_pod_of_any_job_is_injected_once(body, job):
     # AND what its controller put there runs first, such as what waits for the job's head
     *theirs, _, agent = out["spec"]["initContainers"]
     assert theirs == body["spec"].get("initContainers", [])
-    assert f"{job.object_name}.ml.svc:7422" in agent["command"]
+    assert "sftriage-hub.ml.svc:7422" in agent["command"]
     # AND it keeps its class; a pod without any request or limit gets one
     before = class_of(body["spec"])
     assert class_of(out["spec"]) == (before if before != "BestEffort" else "Burstable")
@@ -294,5 +294,5 @@ def test_settings_have_defaults(tmp_path):
 def test_pods_may_have_a_smaller_image_than_controllers():
     settings = InjectionSettings(image="sftriage:1", agent_image="agent:1")
     assert {container["image"] for container in injecting.pod_parts(JOB, settings)["initContainers"]} == {"agent:1"}
-    *_, deployment = controllers.wanted(JOB, controllers.ControllerSettings(settings), {})
+    *_, deployment = controllers.wanted(JOB.namespace, controllers.ControllerSettings(settings), {})
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "sftriage:1"

@@ -23,7 +23,7 @@ from k8s.make_crds import DEFINITIONS, definition, structural
 from k8s.make_crds import written as definitions_written
 from sftriage.kube.controllers import ControllerSettings, secret, wanted
 from sftriage.kube.injecting import InjectionSettings, injected, injection
-from sftriage.kube.jobs import JobRef, job_of
+from sftriage.kube.jobs import job_of
 from sftriage.kube.objects import KINDS
 from tests import needs
 from tests.unit.kube.pods import TRAINERS
@@ -90,11 +90,9 @@ def test_every_manifest_is_valid(overlay, there):
 
 
 def test_the_objects_of_a_controller_are_valid():
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "pretraining", "uid": "7d"}
-    job = JobRef("job", "pretraining", "ml")
     tls, nats = InjectionSettings(hub_tls=True, metrics_secret="m"), InjectionSettings(nats="tls://nats:4222")
     for settings in (*map(ControllerSettings, (SETTINGS, tls, nats)), ControllerSettings(InjectionSettings(), "claim")):
-        for one in (*wanted(job, settings, {"a.yaml": "a"}, [owner]), secret(job, settings.injection, "x", NOW)):
+        for one in (*wanted("ml", settings, {"a.yaml": "a"}), secret("ml", settings.injection, "x", NOW)):
             validate(one)
 
 
