@@ -109,8 +109,7 @@ class Sample:
             yield cls(cluster, namespace)
         finally:
             cluster.kubectl("delete", "namespace", namespace, "--wait=false")
-            release(cluster, namespace)
-            wait_until(lambda: cluster.kubectl("get", "namespace", namespace, check=False).returncode, 120)
+            wait_until(lambda: released(cluster, namespace), 120)
 
     def get(self, *what: str) -> list[Any]:
         """Objects of the namespace, the oldest first."""
@@ -203,9 +202,9 @@ def manifests(
     return yaml.safe_dump_all(kept)
 
 
-def release(cluster: Node, namespace: str) -> None:
-    """Take the finalizers from a namespace's captures: the operator waits for unfinished ones, and may be gone."""
+def released(cluster: Node, namespace: str) -> bool:
+    """Whether a namespace is gone; takes the finalizers of its captures: the operator waits for unfinished ones."""
     for each in cluster.kubectl("get", "tcap", "-n", namespace, "-o", "name", check=False).stdout.split():
-        cluster.kubectl(
-            "patch", each, "-n", namespace, "--type=merge", "-p", '{"metadata":{"finalizers":null}}', check=False
-        )
+        nothing = '{"metadata":{"finalizers":null}}'
+        cluster.kubectl("patch", each, "-n", namespace, "--type=merge", "-p", nothing, check=False)
+    return cluster.kubectl("get", "namespace", namespace, check=False).returncode != 0
