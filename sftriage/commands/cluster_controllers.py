@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import io
 import json
 import logging
@@ -44,6 +45,13 @@ KEPT_RUNS = 3
 FILE_BYTES = 10 << 40
 """Of the hub's streams: a job reserves 5 GiB, but uses only what is in transit."""
 _HUB = "hub"
+_SHARED = (
+    *("kubernetes.client", "kubernetes.config", "kubernetes.watch"),
+    *("nats.js.api", "nats.js.errors", "nats.js.kv", "nats.js.object_store", "stringprep", "encodings.idna"),
+    *("sftriage.kube.mirror", "sftriage.runtime.controlling", "sftriage.runtime.copies"),
+    *("sftriage.sinks.metering", "sftriage.sinks.metrics", "sftriage.sinks.terminal"),
+)
+"""What controllers import when they need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +149,8 @@ class Receiver:
 
 def _import_all() -> None:
     """Import what controllers need, so that they share it, and leave it alone."""
-    import nats.js.api
-    import nats.js.errors
-    import nats.js.kv
-    import nats.js.object_store  # noqa: F401
-
-    import sftriage.kube.mirror
-    import sftriage.runtime.controlling
-    import sftriage.runtime.copies
-    import sftriage.sinks.metering
-    import sftriage.sinks.metrics
-    import sftriage.sinks.terminal  # noqa: F401
-
+    for name in _SHARED:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
 

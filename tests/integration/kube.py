@@ -131,6 +131,11 @@ class OwnCluster(Cluster):
             self.close()
             raise
 
+    @property
+    def etcd(self) -> str:
+        """The URL of its etcd."""
+        return f"http://127.0.0.1:{self._client}"
+
     def start(self) -> None:
         self._start("kube-apiserver", *self._apiserver())
         wait_until(self._ready, 60)
@@ -154,14 +159,14 @@ class OwnCluster(Cluster):
         self.kubeconfig.chmod(0o600)
 
     def _etcd(self) -> list[str]:
-        url, peer = f"http://127.0.0.1:{self._client}", f"http://127.0.0.1:{self._peer}"
+        url, peer = self.etcd, f"http://127.0.0.1:{self._peer}"
         addresses = ["--listen-client-urls", url, "--advertise-client-urls", url, "--listen-peer-urls", peer]
         peers = ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
         return ["--data-dir", "etcd", "--unsafe-no-fsync", *addresses, *peers]
 
     def _apiserver(self) -> list[str]:
         return [
-            f"--etcd-servers=http://127.0.0.1:{self._client}",
+            f"--etcd-servers={self.etcd}",
             *("--bind-address=127.0.0.1", f"--secure-port={self.port}", "--cert-dir=certs"),
             *("--token-auth-file=tokens.csv", "--authorization-mode=RBAC", "--service-cluster-ip-range=10.99.0.0/24"),
             "--service-account-issuer=https://kubernetes.default.svc",

@@ -1,13 +1,17 @@
 """A process is known by its pid and start; a lock is held until its holder ends it or dies."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
-from sftriage.base.process import Process, is_locked, locked, parent_of, start_ticks
+from sftriage.base.process import Forks, Process, is_locked, locked, parent_of, start_ticks
+from sftriage.errors import UsageError
+from tests.integration.processes import wait_until
 
 HOLD = """
 import sys
@@ -71,3 +75,34 @@ def test_a_shared_lock_lets_others_share_it(tmp_path):
     with locked(lock, shared=True), locked(lock, shared=True), pytest.raises(BlockingIOError), locked(lock):
         pass
     assert not is_locked(tmp_path / "missing")
+
+
+def test_forked_children_are_restarted_and_ended_alone(tmp_path):
+    """GIVEN children that run functions WHEN one is killed, fails, or is not wanted THEN the others continue"""
+    forks, begun = Forks(20.0), tmp_path / "begun"
+
+    def child(name: str, *, fails: bool = False) -> None:
+        with begun.open("a") as file:
+            file.write(f"{name} {os.getpid()}\n")
+        if fails:
+            raise UsageError("no such hub")
+        signal.pause()
+
+    def pids() -> dict[str, list[int]]:
+        forks.turn()
+        found: dict[str, list[int]] = {}
+        for line in begun.read_text().splitlines() if begun.exists() else ():
+            name, pid = line.split()
+            found.setdefault(name, []).append(int(pid))
+        return found
+
+    forks.want({name: partial(child, name, fails=name == "c") for name in "abc"})
+    before = wait_until(lambda: len(found := pids()) == 3 and found)
+    os.kill(before["a"][0], signal.SIGKILL)
+    after = wait_until(lambda: all(len((found := pids())[name]) > 1 for name in "ac") and found)
+    assert after["b"] == before["b"]
+    forks.want({"b": partial(child, "b")})
+    wait_until(lambda: pids() and forks.running == {"b"})
+    assert pids()["b"] == before["b"]
+    forks.close()
+    assert not forks.running

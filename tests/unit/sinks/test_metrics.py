@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -20,7 +20,7 @@ from sftriage.model import events
 from sftriage.model.captures import CaptureRequest, CaptureResult, Decision, ManualRequest, Reproduced
 from sftriage.model.verdicts import Regression, SlowLink, Suspect, Verdict
 from sftriage.model.windows import JobStatus, RankStatus, ReadCounts, StageSchema, Window
-from sftriage.sinks.metrics import ALL_LOCAL, MAX_SUSPECT_LABELS, METRICS, Metrics, StepTally
+from sftriage.sinks.metrics import ALL_LOCAL, MAX_SUSPECT_LABELS, METRICS, FromFiles, Metrics, StepTally
 from sftriage.verdict.accounting import anchored
 from sftriage.windows.npz import counted_of
 from sftriage.windows.rings import status_of
@@ -490,3 +490,15 @@ def test_times_are_on_the_verdicts_clock():
     # THEN each counts as it was judged
     assert host_s == pytest.approx(anchored(steps(0, 4)).exposed_s * 2)
     assert device_s == pytest.approx(2 * anchored(steps(0, 8)).exposed_s)
+
+
+def test_metrics_of_several_jobs_become_one_answer(tmp_path):
+    """GIVEN files of two jobs, and half a file THEN each metric is declared once, with the series of both"""
+    help_ = "# HELP steps_total Steps.\n# TYPE steps_total counter\n"
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.prom").write_text(f'{help_}steps_total{{job_name="{name}"}} 2.0\n')
+    (tmp_path / "c.prom").write_text(f'{help_}steps_total{{job_name="a"}} 3.0\nsteps_total{{job_na')
+    registry = CollectorRegistry()
+    registry.register(FromFiles(tmp_path))
+    text = generate_latest(registry).decode()
+    assert text == f'{help_}steps_total{{job_name="a"}} 2.0\nsteps_total{{job_name="b"}} 2.0\n'
