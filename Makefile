@@ -35,7 +35,7 @@ STEP ?=
 # What is built of the recorder and the seams, where there is a compiler.
 WRITER := $(wildcard sftriage/trainer/*.c sftriage/trainer/seams/*.c)
 
-.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-cluster cluster cluster-end test-deps gpu-check soak unit golden golden-accept openers frameworks check lint types imports house clean
+.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-cluster test-cluster-faults cluster cluster-end test-deps gpu-check soak unit golden golden-accept openers frameworks check lint types imports house clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -63,10 +63,14 @@ test-frameworks: frameworks
 test-kube: $(VENV)/.dev
 	$(PYTEST) -n 2 $(KUBE) $(ARGS)
 
-# A platform team's way from installing to uninstalling, and what may go wrong on it; STEP runs one step of it: install,
-# job, laptop, capture, upgrade, broken, uninstall, helm. SFTRIAGE_TEST_CLUSTER_STATE names a cluster that runs already.
+# A platform team's way from installing to uninstalling; STEP runs one step of it: install, job, laptop, capture, upgrade,
+# broken, uninstall, helm. SFTRIAGE_TEST_CLUSTER_STATE names a cluster that runs already.
 test-cluster: $(VENV)/.dev $(BIN)/helm
-	$(BIN)/python -m pytest --durations 20 $(if $(STEP),tests/cluster/test_walk.py -k test_$(STEP),tests/cluster) $(ARGS)
+	$(BIN)/python -m pytest --durations 20 tests/cluster/test_walk.py $(addprefix -k test_,$(STEP)) $(ARGS)
+
+# What may go wrong in a cluster and in pods.
+test-cluster-faults: $(VENV)/.dev
+	$(BIN)/python -m pytest --durations 20 tests/cluster --ignore tests/cluster/test_walk.py $(ARGS)
 
 # A cluster that stays for several runs, until `make cluster-end`.
 cluster: $(VENV)/.dev

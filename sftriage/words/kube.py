@@ -28,16 +28,15 @@ REPORTS: Mapping[str, str] = {
 """Whether a job is being watched."""
 
 PODS: Mapping[str, str] = {
-    "ImageMissing": "Correct the image in ConfigMap sftriage-injection or in the manifest; restart the operator, and "
-    "recreate the pods. Pods labelled sftriage.dev/inject: disabled start without sftriage.",
+    "ImageMissing": "Correct the image in sftriage's settings or in the manifest, apply that, and recreate the pods. "
+    "Pods labelled sftriage.dev/inject: disabled start without sftriage.",
     "NotStarted": "Create or correct what the message names.",
     "Crashes": "Read kubectl logs -n {namespace} {pod} -c {container} --previous",
-    "OutOfMemory": "Raise the memory limit of container {container}; that of sftriage is `resources` in ConfigMap "
-    "sftriage-injection.",
+    "OutOfMemory": "Raise the memory limit of container {container}; that of sftriage is in its settings.",
     "Evicted": "Make the room that the message names. A Job or a Deployment starts another pod.",
     "Unschedulable": "Make room in the cluster, or lower the requests of its pods.",
     "NodeLost": "Containers there keep running. Check the kubelet: kubectl describe node {node}",
-    "Refused": "Raise the quota or limit that the message names, or lower `resources` in ConfigMap sftriage-injection.",
+    "Refused": "Raise the quota or limit that the message names, or lower `resources` in sftriage's settings.",
 }
 """What to do about a pod that does not run as it should, by the reason."""
 
