@@ -210,8 +210,8 @@ PASS_S, AT_LEAST_S = 1.0, 10.0
 """Shortest and longest time between two passes."""
 REPORT_S = 30.0
 """How often a report is written if only its counts differ."""
-TROUBLED, CONNECTS_S = 50, 60.0
-"""How many pods are looked at if steps do not arrive, and how long after its start a pod's agent has connected."""
+TROUBLED, MAX_TROUBLES, CONNECTS_S = 50, 2, 60.0
+"""Pods to look at if steps do not arrive, troubles to show, and how long after its start an agent has connected."""
 EVENT_S = 60.0
 """Time between two events of one reason; the second counts the occurrences since the first."""
 SHARE = 0.1
@@ -374,12 +374,13 @@ class Mirror(Sink):
         if view.unwatched or (view.telemetry.ranks and not (view.going and view.unheard)):
             return ""
         pods = self._pods(TROUBLED, "status.phase!=Succeeded")
-        running = [pod for pod in pods if statuses.running_s(pod, time.time()) > CONNECTS_S]
-        found = [view.unheard, *(trouble.words for trouble in filter(None, map(pod_trouble, pods)))]
-        if not view.telemetry.ranks and not any(found) and running:
-            names = {"name": running[0]["metadata"]["name"], "namespace": self._job.namespace}
-            found = [REPORT_WORDS["not_connected"].format(pods=len(running), port=PORT, **names)]
-        return " ".join(filter(None, found[:3]))
+        troubles = [trouble.words for trouble in filter(None, map(pod_trouble, pods))][:MAX_TROUBLES]
+        running = (pod["metadata"]["name"] for pod in pods if statuses.running_s(pod, time.time()) > CONNECTS_S)
+        name = next((name for name in running if not view.telemetry.ranks or name in view.unheard), None)
+        if not troubles and name is not None:
+            about = {"name": name, "namespace": self._job.namespace, "port": PORT}
+            troubles = [REPORT_WORDS["not_connected"].format(**about)]
+        return ". ".join(filter(None, (view.unheard, " ".join(troubles))))
 
     def _served_report(self) -> dict[str, Any]:
         path = path_of(API_VERSION, REPORTS.plural, self._job.namespace)
