@@ -44,10 +44,10 @@ class Store:
         about = {"metadata": {"name": SECRET, "namespace": namespace}, "stringData": self.environment}
         cluster.kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "Secret", **about}))
 
-    def references(self) -> set[str]:
-        """Where in the store whole traces are, as captures have it."""
-        keys = (key.removeprefix("traces/") for key in self.server.objects())
-        return {key.removesuffix("/manifest.json") for key in keys if key.endswith("/manifest.json")}
+    def references(self, namespace: str) -> set[str]:
+        """Where the whole traces of a namespace's jobs are, as captures have it."""
+        keys = (key.removeprefix("traces/") for key in self.server.objects() if key.endswith("/manifest.json"))
+        return {key.removesuffix("/manifest.json") for key in keys if key.startswith(f"{namespace}%2F")}
 
 
 def kustomized(cluster: Node, settings: Mapping[str, Any], image: str = OURS, checkout: Path = ROOT) -> str:
