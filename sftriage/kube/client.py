@@ -22,6 +22,8 @@ from sftriage.kube.objects import API_VERSION, Kind, Now, dated, status_of
 
 _PATIENCE_S = (5.0, 30.0)
 """Time-outs for connecting, and for the answer."""
+_LISTS_S = (5.0, 180.0)
+"""Those for a page of a list: for one, a server may read all pods of the cluster, whatever the selector."""
 _MAX_CHARS = 300
 FORBIDDEN, NOT_FOUND, STALE, GONE = 403, 404, 409, 410
 """Status if a right or an object is missing, an object changed meanwhile or exists already, or events have expired."""
@@ -105,8 +107,9 @@ class ClusterObjects:
         ``metadata_only``, objects in a list have no more than that.
         """
         accept = _METADATA.format("List") if metadata_only else _JSON
+        patience_s = _LISTS_S if "limit" in query else _PATIENCE_S
         try:
-            return dict(msgspec.json.decode(self._response(method, path, body, as_, query, _PATIENCE_S, accept).read()))
+            return dict(msgspec.json.decode(self._response(method, path, body, as_, query, patience_s, accept).read()))
         except AnsweredError as error:
             if error.status != tolerate:
                 raise

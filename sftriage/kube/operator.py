@@ -109,7 +109,7 @@ class Reconciler:
 
         def reconcile_soon(kind: str, name: str) -> None:
             # (while pods come by the thousand, most are of jobs that wait already)
-            if (kind, name) in self._waiting | self._delayed:
+            if (kind, name) in self._waiting or (kind, name) in self._delayed:
                 return
             if kind == NAMESPACES:
                 self._delayed.add((kind, name))
