@@ -271,10 +271,11 @@ class Controllers:
         self._gone_s: dict[JobRef, float] = {}
         self._watch_s = watch_s
         self._pods: defaultdict[JobRef, dict[tuple[str, str], PodState]] = defaultdict(dict)
-        """The pods of each job, by selector and name: while its labels change, two watches may have a pod."""
+        """The pods of each job, by selector and name: two watches may have a pod."""
         self._lock = threading.Lock()
-        labelled, unlabelled = (f"{jobs.INJECT_LABEL}{sign}{jobs.ENABLED}" for sign in ("=", "!="))
-        injected = f"{unlabelled},{jobs.JOB_LABEL},{jobs.COMPONENT_LABEL}!={jobs.CONTROLLER}"
+        # (not those of the first alone: a server reads all pods for a page of a selector that matches none)
+        labelled = f"{jobs.INJECT_LABEL}={jobs.ENABLED}"
+        injected = f"{jobs.JOB_LABEL},{jobs.COMPONENT_LABEL}!={jobs.CONTROLLER}"
         ours, own = (
             f"{jobs.OUR_COMPONENT_LABEL}={jobs.CONTROLLER}",
             f"{jobs.JOB_LABEL},{jobs.COMPONENT_LABEL}={jobs.CONTROLLER}",
