@@ -23,6 +23,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,9 @@ class Load:
             self.objects.request("GET", path_of(API_VERSION, REPORTS.plural), labelSelector=WATCH_LABEL)["items"]
         )
 
+    def watches(self, jobs: int) -> bool:
+        return self.watched() == jobs
+
     def deployed(self) -> int:
         found = self.objects.request("GET", path_of("apps/v1", "deployments"), fieldSelector=f"metadata.name={NAME}")
         return len(found["items"])
@@ -172,6 +176,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             waits_s = list[float]()
             for number in range(options.jobs, options.jobs + options.samples):
                 load.add(number, pods=1)
-                waits_s.append(until(lambda wanted=number + 1: load.watched() == wanted, 0.02))
+                waits_s.append(until(partial(load.watches, number + 1), 0.02))
             found["new_job_s"] = {"p50": round(statistics.median(waits_s), 2), "max": round(max(waits_s), 2)}
     return found
