@@ -173,15 +173,19 @@ class Captures:
         self._running: dict[str, _Running] = {}
         self._given_up: list[tuple[RingInfo, Executor]] = []
         self._known: set[str] = set()
+        self._listed: set[str] = set()
         self._reports: deque[Report] = deque()
 
     def want(self, wanted: Sequence[WantedCapture], now_s: float) -> None:
         """Begin new captures, and cancel those no longer listed. ``now_s`` is on a monotonic clock, in seconds."""
         for capture in wanted:
-            if capture.request.capture_id not in self._known:
-                self._known.add(capture.request.capture_id)
+            capture_id = capture.request.capture_id
+            if capture_id not in self._known:
+                self._known.add(capture_id)
                 self._begin(capture, now_s)
-        listed = {capture.request.capture_id for capture in wanted}
+            elif capture_id not in self._listed and capture_id not in self._running:
+                self._answer_again(capture.request)
+        self._listed = listed = {capture.request.capture_id for capture in wanted}
         for capture_id, running in self._running.items():
             if capture_id not in listed and not running.cancelled:
                 running.cancelled = True
@@ -243,15 +247,20 @@ class Captures:
         try:
             info, executor = self._executor(wanted)
         except _NotBegunError as refused:
-            if request.capture_id in self._store.ids():
-                self._reports.append(self._store.manifest(request.capture_id).report)
-            else:
-                self._report(request, refused.state, str(refused))
+            self._answer_again(request, refused)
             return
         cancel_s = now_s + request.max_seconds + CANCEL_GRACE_S
         give_up_s = now_s + request.max_seconds + ANSWER_GRACE_S[request.profiler]
         self._running[request.capture_id] = _Running(wanted, info, executor, cancel_s, give_up_s)
         self._report(request, "accepted")
+
+    def _answer_again(self, request: CaptureRequest, refused: _NotBegunError | None = None) -> None:
+        """Report a capture that is stored already: a controller that lost its run decides the same capture again."""
+        if request.capture_id in self._store.ids():
+            self._reports.append(self._store.manifest(request.capture_id).report)
+        else:
+            refused = refused or _NotBegunError("refused", "an earlier controller has ordered it, and it left no trace")
+            self._report(request, refused.state, str(refused))
 
     def _executor(self, wanted: WantedCapture) -> tuple[RingInfo, Executor]:
         request = wanted.request

@@ -199,6 +199,12 @@ def test_what_is_in_the_store_already_is_not_made_again(agent, monitor, tmp_path
     assert (report.result.capture_id, report.result.state) == (capture_id, "stored")
     assert report.stored_bytes > 0
     assert isinstance(report.result, CaptureResult)
+    # AND WHEN a controller that has lost its run orders it anew THEN it gets the same answer
+    agent.want([wanted(0)])
+    assert agent.reports() == []
+    agent.want([])
+    agent.want([wanted(0)])
+    assert agent.reports() == [report]
 
 
 def test_a_capture_that_cannot_be_started_leaves_no_file_open(agent, monitor, clock):
