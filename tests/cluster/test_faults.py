@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.node import Node, images, tag
-from tests.cluster.samples import CONTROLLERS, Sample, Store, kustomized
+from tests.cluster.samples import CONTROLLERS, Sample, kustomized
 from tests.integration.kube import SYSTEM
 from tests.integration.processes import wait_until
 
@@ -171,17 +171,11 @@ def image_of(job: Sample) -> str:
 def test_the_api_server_is_away_during_a_capture(job, store):
     """GIVEN no API server WHEN a policy fires THEN the rank is captured, and shown once the server is back"""
     with without_api_server(job.cluster):
-        wait_until(lambda: of_namespace(store, job.namespace))
-    traces = of_namespace(store, job.namespace)
+        wait_until(lambda: sorted(store.references(job.namespace)))
+    traces = sorted(store.references(job.namespace))
     found = job.until(lambda: len(some := job.stored()) >= len(traces) and some)
-    assert sorted(map(key_of, found)) == of_namespace(store, job.namespace)
+    assert sorted(map(key_of, found)) == sorted(store.references(job.namespace))
     judged_on(job)
-
-
-def of_namespace(store: Store, namespace: str) -> list[str]:
-    """The traces of a namespace's job, each with the key that its object names."""
-    found = (trace.partition("/")[2] for trace in store.traces())
-    return [trace for trace in found if trace.startswith(f"{namespace}%2F")]
 
 
 def test_a_kubelet_is_silent(job, home):
@@ -321,8 +315,8 @@ def test_two_teams_have_a_job_of_one_name(job, store, home):
         }
         assert len(passwords) == 2
         other.cluster.kubectl("delete", "tcap", "--all", "-n", "team-b", "--timeout=60s")
-        assert of_namespace(store, "team-b") == []
-        assert set(of_namespace(store, job.namespace)) >= keys[0]
+        assert sorted(store.references("team-b")) == []
+        assert store.references(job.namespace) >= keys[0]
 
 
 def test_two_clusters_share_a_store(job, store, home, tmp_path):
@@ -336,12 +330,12 @@ def test_two_clusters_share_a_store(job, store, home, tmp_path):
         other.until(lambda: len(other.stored()) == 2)
         ours, theirs = ({each["metadata"]["name"]: key_of(each) for each in one.stored()} for one in (job, other))
         assert not {*ours.values()} & {*theirs.values()}
-        assert {*ours.values(), *theirs.values()} == set(of_namespace(store, job.namespace))
+        assert {*ours.values(), *theirs.values()} == store.references(job.namespace)
         for one, names in ((job, ours), (other, theirs)):
             rows = one.laptop(home, store).json("list")["captures"]
             assert {row["name"] for row in rows} == set(names)
         second.kubectl("delete", "tcap", "--all", "-n", other.namespace, "--timeout=60s")
-        assert set(of_namespace(store, job.namespace)) == set(ours.values())
+        assert store.references(job.namespace) == set(ours.values())
 
 
 def key_of(capture: Any) -> str:

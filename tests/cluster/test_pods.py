@@ -157,9 +157,11 @@ def answer(job: Sample, name: str) -> Any:
     return job.until(found)
 
 
-def is_once(store: Any, status: Any) -> bool:
+def is_once(store: Store, status: Any) -> bool:
     """Whether a capture's trace is in the store, and in one place."""
-    return sum(each.endswith(status["stored"]["reference"]) for each in store.traces()) == 1
+    reference = status["stored"]["reference"]
+    found = store.references(reference.partition("%2F")[0])
+    return [each for each in found if each.rpartition("/")[2] == reference.rpartition("/")[2]] == [reference]
 
 
 @pytest.mark.parametrize("profiler", ["torch", "stacks"])
