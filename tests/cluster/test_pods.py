@@ -17,7 +17,7 @@ import nvtx
 import pytest
 
 from tests.cluster.node import CACHE, TRAINER, Node, alone, images, tag
-from tests.cluster.samples import Sample, kustomized
+from tests.cluster.samples import Sample, Store, kustomized
 from tests.cluster.test_faults import STEP, doctor, restarts, slower, trains_on
 from tests.integration.kube import SYSTEM, made
 from tests.integration.processes import ended, wait_until
