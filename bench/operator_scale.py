@@ -1,7 +1,7 @@
 """What the operator takes in a large cluster: a real API server with its etcd, the real operator, and no nodes.
 
 begun      the operator begins beside all pods of all jobs, as after a restart without controllers: seconds until each
-           job's report asks for a controller and each namespace has what runs them, processor time, and most memory.
+           job has a report and each namespace has what runs them, processor time, and most memory.
 again      it begins once more, with all of that in place: until nothing is left to do, and what it takes at rest.
 new job    from a job's first pod to its report with the label, of jobs that come one by one beside the others.
 
@@ -83,16 +83,16 @@ class Load:
     def _copy(self, job: JobRef, uid: str, pods: int) -> None:
         """Copy a pod in etcd, as the server stored it: names and uids of one length keep its encoding valid."""
         key = f"/registry/pods/{job.namespace}/{job.name}-000".encode()
-        (found,) = self._ask_etcd("range", {"key": _text(key)})["kvs"]
+        (found,) = self._etcd_answer("range", {"key": _text(key)})["kvs"]
         value, puts = base64.b64decode(found["value"]), []
         for index in range(1, pods):
             name, other = f"{job.name}-{index:03}".encode(), str(uuid.uuid4()).encode()
             copied = value.replace(f"{job.name}-000".encode(), name).replace(uid.encode(), other)
             puts.append({"requestPut": {"key": _text(key[:-3] + name[-3:]), "value": _text(copied)}})
         for first in range(0, len(puts), 100):
-            self._ask_etcd("txn", {"success": puts[first : first + 100]})
+            self._etcd_answer("txn", {"success": puts[first : first + 100]})
 
-    def _ask_etcd(self, what: str, body: Any) -> Any:
+    def _etcd_answer(self, what: str, body: Any) -> Any:
         request = urllib.request.Request(f"{self._etcd}/v3/kv/{what}", json.dumps(body).encode())
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read())

@@ -55,7 +55,7 @@ _SHARED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NamespaceRun:
     """Where the controllers of a namespace find and put things."""
 
     namespace: str
@@ -105,7 +105,7 @@ def of_namespace(
     url = nats or f"{'nats' if tls is None else 'tls'}://127.0.0.1:{port}"
     shows = metrics_port is not None and os.environ.get(shared.TOKEN_VARIABLE)
     folder = Path(tempfile.mkdtemp(prefix="metrics-")) if shows else None
-    place = Place(namespace, policies, runs.absolute(), creds, url, tls, keep, folder)
+    place = NamespaceRun(namespace, policies, runs.absolute(), creds, url, tls, keep, folder)
     noted, receiver = Note(runs / "jobs.json", list[str]), Receiver()
     services = partial(_serve, place, receiver.sending, port if nats is None else None, metrics_port)
     wanted = [JobRef.of_id(job_id) for job_id in noted.get() or ()]
@@ -119,7 +119,7 @@ def of_namespace(
                 ready_file.touch()
             if line is not None:
                 wanted = [JobRef.of_id(job_id) for job_id in line]
-                # (a pod that starts while the API server is away goes on with these)
+                # (a pod that starts while the API server is away continues with these)
                 with contextlib.suppress(OSError):
                     noted.save(line)
         if not keep_runs:
@@ -155,7 +155,7 @@ def _import_all() -> None:
     gc.freeze()
 
 
-def _forget(place: Place, known: Sequence[JobRef] | set[JobRef]) -> None:
+def _forget(place: NamespaceRun, known: Sequence[JobRef] | set[JobRef]) -> None:
     """Remove what jobs have left that are over."""
     kept = {job.object_name for job in known}
     for path in place.runs.glob("sftriage-*-*"):
@@ -165,7 +165,7 @@ def _forget(place: Place, known: Sequence[JobRef] | set[JobRef]) -> None:
                 (place.metrics / f"{path.name}.prom").unlink(missing_ok=True)
 
 
-def _serve(place: Place, sending: int, hub_port: int | None, metrics_port: int | None) -> None:
+def _serve(place: NamespaceRun, sending: int, hub_port: int | None, metrics_port: int | None) -> None:
     """Run the hub, if it has a port, serve metrics, and send which jobs to watch, until SIGTERM."""
     from sftriage.kube.client import ClusterObjects, ObjectWatch, path_of
     from sftriage.kube.controllers import WATCH_LABEL, YES, job_id_of
@@ -206,7 +206,7 @@ def _serve(place: Place, sending: int, hub_port: int | None, metrics_port: int |
             time.sleep(POLL_S)
 
 
-def _watch(place: Place, job: JobRef) -> None:
+def _watch(place: NamespaceRun, job: JobRef) -> None:
     """Watch one run of a job after the other, until SIGTERM."""
     from sftriage.kube.client import ClusterObjects
     from sftriage.kube.mirror import Mirror

@@ -258,7 +258,7 @@ class ObjectWatch(Generic[Kept]):
         keep: what to keep of each.
         changed: called in the thread with the kept value before and now; None if there is no object.
         watch_s: duration of a watch; the next one notices a dropped connection.
-        metadata_only: ask for objects without spec and status.
+        metadata_only: request objects without spec and status.
 
     Attributes:
         listed: set once all of them have been listed; then ``on_listed`` is called, after each list.

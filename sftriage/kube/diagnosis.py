@@ -319,7 +319,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 LATE_LEASES = 4
-"""An operator that has not renewed its lease for so many of its durations does not work."""
+"""Lease durations without a renewal, after which an operator counts as hung."""
 SOON_S = 7 * 86_400.0
 """A certificate that expires this soon should have been renewed by now."""
 

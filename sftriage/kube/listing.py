@@ -77,7 +77,7 @@ def job_row(body: Body) -> dict[str, Any]:
 
 
 def _why(watched: Condition | None) -> str:
-    """Why a job is not watched, if that needs somebody."""
+    """Why a job is not watched, if there is something to do about it."""
     needs = watched is not None and watched.status == "False" and watched.reason not in ("Ended", "NoRun")
     return watched.message if needs and watched is not None else ""
 
