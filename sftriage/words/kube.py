@@ -18,8 +18,8 @@ REPORTS: Mapping[str, str] = {
     "over": "No run is in progress.",
     "no_run": "Waiting for the job's first steps.",
     "controller_down": "The job is not judged, because its controller does not run. {why}",
-    "not_connected": "Pod {name} runs, but its agent does not reach the hub: does a NetworkPolicy deny its port {port}? "
-    "kubectl logs -n {namespace} {name} -c sftriage-agent",
+    "not_connected": "Pod {name} runs, but its agent does not reach the hub: does a NetworkPolicy deny its port "
+    "{port}? kubectl logs -n {namespace} {name} -c sftriage-agent",
     "old_pods": "Its agents, from an earlier version, look for a hub of the job's own, which is gone. Restart the job.",
     "injected": "sftriage is injected into all its pods.",
     "not_injected": "{missing} of its {pods} pods are labelled but not injected, so their ranks are not recorded: "
