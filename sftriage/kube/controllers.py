@@ -147,6 +147,8 @@ log = logging.getLogger(__name__)
 MANAGER = "sftriage-operator"
 SWEEP_S = 3600.0
 """Seconds between two sweeps of reports."""
+PODS_FIRST_S = 5.0
+"""How long after its first pod a namespace gets controllers: they must not take the quota that pods need."""
 _NAMED = 5
 _UNENDED = "status.phase!=Succeeded,status.phase!=Failed"
 _MISSED = f"!{jobs.INJECT_LABEL},!{jobs.JOB_LABEL}"
@@ -269,6 +271,8 @@ class Controllers:
         self._objects, self._settings, self._reconcile_soon = objects, settings, reconcile_soon
         self._grace_s, self._keep_s, self._now = grace_s, keep_s, now
         self._gone_s: dict[JobRef, float] = {}
+        self._begun_s: dict[str, float] = {}
+        """When namespaces without controllers got their first pod."""
         self._watch_s = watch_s
         self._pods: defaultdict[JobRef, dict[tuple[str, str], PodState]] = defaultdict(dict)
         """The pods of each job, by selector and name: two watches may have a pod."""
@@ -378,26 +382,38 @@ class Controllers:
         if known is None or known.watch != watch:
             log.info("%s: %s", job.job_id, "has a controller" if watch else "has no controller")
 
-    def reconcile_namespace(self, namespace: str) -> None:
-        """Make or remove the controllers of a namespace; raises ClusterError."""
+    def reconcile_namespace(self, namespace: str) -> float:
+        """Make or remove the controllers of a namespace; return seconds until the next check, 0 where none is due.
+
+        Their Secret is made at once, since a kubelet refreshes what it mounts once a minute. Raises ClusterError.
+        """
         if not self._all_listed:
-            return
+            return 0.0
         _, made_of = _one(self._made, (namespace, NAME)) or ("", None)
         if not any(self._is_watched(job) for job in self.named(namespace)):
+            self._begun_s.pop(namespace, None)
             if made_of is not None:
                 self._remove(namespace, removed())
-            return
+            return 0.0
         found = policy_states(self._objects.list(POLICIES, namespace), time.time())
         made = wanted(namespace, self._settings, policy_files(found))
         if made[-1]["metadata"]["annotations"][WANTED_ANNOTATION] == made_of:
-            return
-        if not self._settings.injection.nats:
-            now = datetime.now(timezone.utc)
-            first = secret(namespace, self._settings.injection, secrets.token_urlsafe(32), now)
-            self._objects.request("POST", path_of("v1", "secrets", namespace), first, tolerate=client.STALE)
+            self._begun_s.pop(namespace, None)
+            return 0.0
+        self._make_secret(namespace)
+        left_s = self._begun_s.setdefault(namespace, self._now()) + PODS_FIRST_S - self._now()
+        if made_of is None and left_s > 0:
+            return left_s
         for body in made:
             self._objects.apply(body, MANAGER)
         log.info("%s: %s the controllers of its jobs", namespace, "started" if made_of is None else "updated")
+        return 0.0
+
+    def _make_secret(self, namespace: str) -> None:
+        injection = self._settings.injection
+        if not injection.nats:
+            first = secret(namespace, injection, secrets.token_urlsafe(32), datetime.now(timezone.utc))
+            self._objects.request("POST", path_of("v1", "secrets", namespace), first, tolerate=client.STALE)
 
     def _is_watched(self, job: JobRef) -> bool:
         report = _one(self._reports, (job.namespace, job.object_name))

@@ -85,8 +85,6 @@ _AT_ONCE = 8
 """Namespaces and jobs reconciled at the same time."""
 DEPLOYMENTS = "Deployment"
 """What runs the controllers of a namespace; reconciled as policies and captures are, by the namespace."""
-PODS_FIRST_S = 5.0
-"""How long after its pods a namespace gets controllers: they must not take the quota that pods need."""
 DOWN_S = 30.0
 """How often to look for controllers that do not run, and how long one may take to start."""
 _log = logging.getLogger(__name__)
@@ -99,7 +97,6 @@ class Reconciler:
         self._objects = objects
         self.controllers: Controllers | None = None
         self._waiting: set[tuple[str, str]] = set()
-        self._delayed: set[tuple[str, str]] = set()
         self._pauses_s: dict[tuple[str, str], float] = {}
         self._there = asyncio.Event()
 
@@ -109,12 +106,7 @@ class Reconciler:
 
         def reconcile_soon(kind: str, name: str) -> None:
             # (while pods come by the thousand, most are of jobs that wait already)
-            if (kind, name) in self._waiting or (kind, name) in self._delayed:
-                return
-            if kind == NAMESPACES:
-                self._delayed.add((kind, name))
-                loop.call_soon_threadsafe(loop.call_later, PODS_FIRST_S, self.enqueue, kind, name)
-            else:
+            if (kind, name) not in self._waiting:
                 loop.call_soon_threadsafe(self.enqueue, kind, name)
 
         self.controllers = Controllers(self._objects, settings, reconcile_soon, namespaces, **times_s)
@@ -124,7 +116,6 @@ class Reconciler:
             self.enqueue(DEPLOYMENTS, namespace)
 
     def enqueue(self, kind: str, namespace: str | None) -> None:
-        self._delayed.discard((kind, namespace or ""))
         self._waiting.add((kind, namespace or ""))
         self._there.set()
 
@@ -153,8 +144,7 @@ class Reconciler:
             if self.controllers is not None and kind == JOBS:
                 return self.controllers.reconcile(JobRef.of_id(name)) or 0.0
             if self.controllers is not None and kind == NAMESPACES:
-                self.controllers.reconcile_namespace(name)
-                return 0.0
+                return self.controllers.reconcile_namespace(name)
             if self.controllers is not None and kind == REPORTS.kind:
                 return self.controllers.remove_outdated(name)
             if kind == DEPLOYMENTS:

@@ -30,6 +30,8 @@ START_S, END_S = 15.0, 10.0
 SECRET_S, HINT_S, UP_S = 600.0, 10.0, 20.0
 """How long the hub's host may take to create its password; when to log that we wait for it; and how long the file may
 take to appear here once the hub is up."""
+KUBELET_S = 180.0
+"""How long that may take in a pod: a kubelet refreshes what it has mounted once a minute or so."""
 ANSWER_S = 1.0
 USER = "sftriage"
 MEMORY_BYTES, FILE_BYTES = 64 << 20, 8 << 30
@@ -246,9 +248,10 @@ class HubOptions:
         """Wait for the file of `secret` if a host starts the hub, until ``over``; UsageError if none will come."""
         host, port = self.server
         began_s, up_s, hinted = time.monotonic(), float("inf"), False
+        beside_hub_s = KUBELET_S if "KUBERNETES_SERVICE_HOST" in os.environ else UP_S
         while not (self.hub is None or self.secret.is_file() or over()):
             now_s = time.monotonic()
-            if now_s >= min(began_s + patience_s, up_s + UP_S):
+            if now_s >= min(began_s + patience_s, up_s + beside_hub_s):
                 raise UsageError(
                     f"{self.secret} is missing: {host} creates it in a directory that all hosts share; if they"
                     " share none, put the same USER:PASSWORD into a file on each, and give it with --creds"
