@@ -327,7 +327,7 @@ def shown(cluster: Node) -> str:
 def run(cluster: Node, *command: str) -> str:
     """What a person's command prints."""
     path = f"{sys.prefix}/bin:{os.environ['PATH']}"
-    environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "COLUMNS": "120", "PATH": path}
+    environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "COLUMNS": "200", "PATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert "Traceback" not in done.stderr
     return done.stdout
