@@ -84,11 +84,8 @@ def watch(rings: Path) -> None:
 
 
 def _watch(rings: Path) -> None:
-    global _rings, _memory
+    global _rings
     if _rings is None:
-        from sftriage.base.process import MemoryCgroups  # not above: not in every process that imports torch
-
-        _memory = MemoryCgroups()
         _hook_exceptions()
         for name, hook in (
             ("os", _hook_signals),
@@ -112,8 +109,25 @@ def _hook_exceptions() -> None:
     sys.excepthook = hook
 
 
+def _count_kills() -> None:
+    """Count kills for lack of memory from the first child on."""
+    global _memory
+    if _memory is None:
+        from sftriage.base.process import MemoryCgroups  # not above: not in every process that imports torch
+
+        _memory = MemoryCgroups()
+
+
 def _hook_subprocesses(subprocess: Any) -> None:
-    before = subprocess.Popen._handle_exitstatus
+    before, begin = subprocess.Popen._handle_exitstatus, subprocess.Popen._execute_child
+
+    @wraps(begin)
+    def execute(self: Any, *args: Any, **options: Any) -> Any:
+        with contextlib.suppress(Exception):
+            _count_kills()
+        return begin(self, *args, **options)
+
+    subprocess.Popen._execute_child = execute
 
     @wraps(before)
     def handle(self: Any, *args: Any, **options: Any) -> Any:
@@ -147,6 +161,8 @@ def _hook_multiprocessing(process: Any) -> None:
 
     @wraps(begin)
     def start(self: Any) -> Any:
+        with contextlib.suppress(Exception):
+            _count_kills()
         result = begin(self)
         with contextlib.suppress(AttributeError, StopIteration):
             # (its module is imported by the first start)
