@@ -255,11 +255,11 @@ class Captures:
         self._report(request, "accepted")
 
     def _answer_again(self, request: CaptureRequest, refused: _NotBegunError | None = None) -> None:
-        """Report a capture that is stored already: a controller that lost its run decides the same capture again."""
+        """Answer an order of a capture that has ended: a controller whose run is lost orders it again."""
         if request.capture_id in self._store.ids():
             self._reports.append(self._store.manifest(request.capture_id).report)
         else:
-            refused = refused or _NotBegunError("refused", "an earlier controller has ordered it, and it left no trace")
+            refused = refused or _NotBegunError("refused", "an earlier controller ordered it, and it left no trace")
             self._report(request, refused.state, str(refused))
 
     def _executor(self, wanted: WantedCapture) -> tuple[RingInfo, Executor]:

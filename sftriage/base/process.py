@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -456,21 +456,23 @@ def files_of_cgroup(process: Path) -> Iterator[tuple[str, Path]]:
         yield f"{resource}.pressure", next((path for path in paths if path.exists()), host)
 
 
-def cgroups(process: Path, mounted: Path = CGROUPS) -> Iterator[Path]:
-    """The folders of the cgroups of a process that may count its CPU time.
+def cgroups(
+    process: Path, mounted: Path = CGROUPS, controller: str = "cpu", files: Collection[str] = ("cpu.stat",)
+) -> Iterator[Path]:
+    """The folders of the cgroups of a process that may have one of the ``files`` of a controller.
 
     In a container, the path of a process may lead out of the caller's namespace (``/../``), or be the host's. It is
     then read in that process's own view, in which its cgroup is the root.
     """
     for line in content_of(process / "cgroup").decode("utf-8", "replace").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        names = (controllers, "cpu", "cpu,cpuacct") if controllers else ("", "unified")
+        names = (controllers, controller, "cpu,cpuacct") if controllers else ("", "unified")
         own = process / "root" / mounted.relative_to("/")
         folders = [] if path.startswith("/..") else [mounted / name / path.lstrip("/") for name in names]
         for folder in (*folders, *(own / name for name in names)):
-            if (folder / "cpu.stat").exists():
+            if any((folder / file).exists() for file in files):
                 yield folder
                 break
 
@@ -485,7 +487,7 @@ def content_of(path: Path) -> bytes:
 
 @dataclass(slots=True)
 class MemoryCgroups:
-    """Whether the kernel has killed a process of our cgroup since then for lack of memory.
+    """Whether the kernel has killed a process of our cgroup for lack of memory since this object was made.
 
     ``folders`` are that cgroup, and those around it, whose limits it may have exceeded.
     """
@@ -508,20 +510,11 @@ class MemoryCgroups:
         return None
 
 
-def memory_cgroups(process: Path = Path("/proc/self"), mounted: Path = CGROUPS) -> Iterable[Path]:
+def memory_cgroups(process: Path = Path("/proc/self"), mounted: Path = CGROUPS) -> Iterator[Path]:
     """The folder of a process's memory cgroup, and of those around it, innermost first."""
-    for line in content_of(process / "cgroup").decode("utf-8", "replace").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top = mounted / "memory" if controllers else mounted
-        # (in a container, the path may be the host's)
-        folder = top / path.lstrip("/")
-        for each in (folder, *folder.parents) if folder.exists() else (top,):
-            if each.is_relative_to(top) and any(
-                (each / name).exists() for name in ("memory.events", "memory.oom_control")
-            ):
-                yield each
+    files = ("memory.events", "memory.oom_control")
+    for folder in cgroups(process, mounted, "memory", files):
+        yield from (each for each in (folder, *folder.parents) if any((each / file).exists() for file in files))
 
 
 def _kills(folder: Path) -> tuple[int, int]:

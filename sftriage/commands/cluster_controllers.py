@@ -55,8 +55,8 @@ _SHARED = (
 
 
 @dataclass(frozen=True, slots=True)
-class NamespaceRun:
-    """Where the controllers of a namespace find and put things."""
+class NamespaceSettings:
+    """The hub, directories and options of a namespace's controllers."""
 
     namespace: str
     policies: Path
@@ -105,7 +105,7 @@ def of_namespace(
     url = nats or f"{'nats' if tls is None else 'tls'}://127.0.0.1:{port}"
     shows = metrics_port is not None and os.environ.get(shared.TOKEN_VARIABLE)
     folder = Path(tempfile.mkdtemp(prefix="metrics-")) if shows else None
-    place = NamespaceRun(namespace, policies, runs.absolute(), creds, url, tls, keep, folder)
+    place = NamespaceSettings(namespace, policies, runs.absolute(), creds, url, tls, keep, folder)
     noted, receiver = Note(runs / "jobs.json", list[str]), Receiver()
     services = partial(_serve, place, receiver.sending, port if nats is None else None, metrics_port)
     wanted = [JobRef.of_id(job_id) for job_id in noted.get() or ()]
@@ -131,7 +131,7 @@ def of_namespace(
 
 
 class Receiver:
-    """What the child beside the controllers sends: the ids of the jobs to watch if they have changed, or else None."""
+    """Receives the ids of the jobs to watch from the child that watches reports; None if they have not changed."""
 
     def __init__(self) -> None:
         self._receiving, self.sending = os.pipe()
@@ -148,15 +148,15 @@ class Receiver:
 
 
 def _import_all() -> None:
-    """Import what controllers need, so that they share it, and leave it alone."""
+    """Import what controllers need before they are forked, so that they share its memory."""
     for name in _SHARED:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
 
 
-def _forget(place: NamespaceRun, known: Sequence[JobRef] | set[JobRef]) -> None:
-    """Remove what jobs have left that are over."""
+def _forget(place: NamespaceSettings, known: Sequence[JobRef] | set[JobRef]) -> None:
+    """Remove the directories and metrics of jobs that are over."""
     kept = {job.object_name for job in known}
     for path in place.runs.glob("sftriage-*-*"):
         if path.name not in kept:
@@ -165,7 +165,7 @@ def _forget(place: NamespaceRun, known: Sequence[JobRef] | set[JobRef]) -> None:
                 (place.metrics / f"{path.name}.prom").unlink(missing_ok=True)
 
 
-def _serve(place: NamespaceRun, sending: int, hub_port: int | None, metrics_port: int | None) -> None:
+def _serve(place: NamespaceSettings, sending: int, hub_port: int | None, metrics_port: int | None) -> None:
     """Run the hub, if it has a port, serve metrics, and send which jobs to watch, until SIGTERM."""
     from sftriage.kube.client import ClusterObjects, ObjectWatch, path_of
     from sftriage.kube.controllers import WATCH_LABEL, YES, job_id_of
@@ -206,7 +206,7 @@ def _serve(place: NamespaceRun, sending: int, hub_port: int | None, metrics_port
             time.sleep(POLL_S)
 
 
-def _watch(place: NamespaceRun, job: JobRef) -> None:
+def _watch(place: NamespaceSettings, job: JobRef) -> None:
     """Watch one run of a job after the other, until SIGTERM."""
     from sftriage.kube.client import ClusterObjects
     from sftriage.kube.mirror import Mirror

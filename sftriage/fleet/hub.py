@@ -262,7 +262,7 @@ class Hub:
         return f"the hub at {self.address.url} cannot be reached{why}: {fix}"
 
     def stores_nothing(self) -> str:
-        """A line for a hub that is connected, but acknowledges nothing: so does a server that cannot write."""
+        """A line for a hub that is connected but acknowledges nothing, like a server that cannot write."""
         why = self.problem.removeprefix("nats: ")
         return (
             f"the hub at {self.address.url} stores nothing ({why}): is its disk full, or its account's limit reached?"

@@ -321,7 +321,7 @@ class RemedyChanged(_Event, tag="remedy", frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A fact by which a suspect differs: its ``value``, and that of ``alike`` peers in ``others``. None: no value."""
+    """A fact by which a suspect differs: it has ``value``, ``alike`` of its peers have ``others``; None is no value."""
 
     name: str
     value: Fact | None

@@ -55,7 +55,7 @@ class _Problem:
 
 
 def note_problem(path: Path, problem: str | None) -> None:
-    """Note at `DISK` that nothing can be written, at `FAILING` that triage fails, at `UNHEARD` who is; None: ok."""
+    """Note a full disk at `DISK`, failing triage at `FAILING`, silent hosts at `UNHEARD`; None: there is no problem."""
     with contextlib.suppress(OSError):
         if problem is None:
             path.unlink(missing_ok=True)

@@ -63,7 +63,7 @@ def refusal(error: BaseException | None) -> str | None:
 
 
 def check_room(path: Path) -> None:
-    """A write that raises OSError if the disk of a directory is full, though nothing is written there now."""
+    """Raise OSError if the disk of a directory is full; it writes nothing."""
     found = os.statvfs(path)
     if found.f_bavail * found.f_frsize < min(FULL_BYTES, FULL_FRACTION * found.f_blocks * found.f_frsize):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

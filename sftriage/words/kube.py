@@ -20,7 +20,7 @@ REPORTS: Mapping[str, str] = {
     "controller_down": "The job is not judged, because its controller does not run. {why}",
     "not_connected": "Pod {name} runs, but its agent does not reach the hub: does a NetworkPolicy deny its port "
     "{port}? kubectl logs -n {namespace} {name} -c sftriage-agent",
-    "old_pods": "Its agents, from an earlier version, look for a hub of the job's own, which is gone. Restart the job.",
+    "old_pods": "The job's agents are from an earlier version, and their hub is gone. Restart the job.",
     "injected": "sftriage is injected into all its pods.",
     "not_injected": "{missing} of its {pods} pods are labelled but not injected, so their ranks are not recorded: "
     "{names}. Was the webhook down when they were created? Recreate the pods to have them injected.",
@@ -32,7 +32,7 @@ PODS: Mapping[str, str] = {
     "Pods labelled sftriage.dev/inject: disabled start without sftriage.",
     "NotStarted": "Create or correct what the message names.",
     "Crashes": "Read kubectl logs -n {namespace} {pod} -c {container} --previous",
-    "OutOfMemory": "Raise the memory limit of container {container}; that of sftriage is in its settings.",
+    "OutOfMemory": "Raise the memory limit of container {container}. sftriage's own limits are in its settings.",
     "Evicted": "Make the room that the message names. A Job or a Deployment starts another pod.",
     "Unschedulable": "Make room in the cluster, or lower the requests of its pods.",
     "NodeLost": "Containers there keep running. Check the kubelet: kubectl describe node {node}",

@@ -195,7 +195,7 @@ def manifests(
         "image": TRAINER,
         "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "4Gi"}},
     }
-    # (on a machine that does other work, too, steps take longer, and 100 ms do not stand out)
+    # (beside other work, steps take longer, and 100 ms do not stand out)
     made = {"STEPS": steps, "SLOW_FROM": 50, "SLOW_S": 0.4}
     train["env"] += [{"name": name, "value": str(value)} for name, value in made.items()]
     edit(kept)

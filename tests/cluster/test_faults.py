@@ -1,4 +1,4 @@
-"""Faults of cluster and node beside a watched job: each is said where a user looks, and training does not notice.
+"""Faults of cluster and node beside a watched job: a user finds each where they look, and training does not notice.
 
 Tests that leave the job as it was share one. `SLOWER` lets its steps take 100 ms, which leaves CPU to the cluster.
 """
@@ -99,7 +99,7 @@ def pid_of(cluster: Node, program: str, argument: str) -> int:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process that takes no turn meanwhile."""
+    """Stop a process meanwhile."""
     kill_with(signal.SIGSTOP, pid)
     try:
         yield
@@ -221,7 +221,7 @@ def test_the_hub_is_denied(job, store):
 
 
 def test_an_image_is_missing(job, store, home):
-    """GIVEN a node without the image WHEN parts restart and a job starts THEN it is said, and all comes back with it"""
+    """GIVEN a node without the image WHEN parts restart and a job starts THEN reports say so until it is back"""
     with contextlib.ExitStack() as held:
         with without_image(job.cluster, image_of(job)):
             for namespace, label in (
@@ -279,7 +279,7 @@ def quota(name: str, **hard: str) -> Any:
 
 
 def test_a_quota_has_no_room(job, store, home):
-    """GIVEN a quota without room for a controller, and another without room for sidecars THEN each is said"""
+    """GIVEN a quota without room for a controller, another without room for sidecars THEN doctor says so"""
     with contextlib.ExitStack() as held:
         room = ("pods-only", quota("pods-only", pods="2")), ("narrow", quota("narrow", **{"limits.memory": "9Gi"}))
         limits = {"limits": [{"type": "Container", "max": {"memory": "4Gi"}, "min": {"memory": "256Mi"}}]}

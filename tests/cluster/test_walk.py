@@ -123,7 +123,7 @@ def test_image(installed):
 
 @contextlib.contextmanager
 def before() -> Iterator[Path]:
-    """A checkout of the product before this one: the newest tag, or a commit that stays the same for twenty."""
+    """A checkout of the previous version: the newest tag, or a commit that stays the same for twenty."""
     revision = os.environ.get(BEFORE) or git("describe", "--tags", "--abbrev=0", check=False)
     if not revision:
         count = int(git("rev-list", "--count", "HEAD"))
@@ -142,7 +142,7 @@ def git(*arguments: str, check: bool = True) -> str:
 
 
 def test_upgrade(cluster, store, tmp_path):
-    """GIVEN a job that began under the version before WHEN sftriage is upgraded THEN the job trains on, watched."""
+    """GIVEN a job that began under the previous version WHEN sftriage is upgraded THEN the job trains on, watched."""
     with before() as checkout:
         install(cluster, store, checkout)
         with Sample.running(cluster, store, f"{TEAM}-before", LONG) as sample:

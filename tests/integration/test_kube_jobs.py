@@ -99,7 +99,7 @@ class TrainingJob:
         return dict(json.loads(found.stdout or "{}"))
 
     def has_controller(self) -> bool:
-        """Whether the operator has asked for its controller, and there is what runs it."""
+        """Whether its report has the label of watched jobs, and the objects of its namespace's controllers exist."""
         labels = self.report().get("metadata", {}).get("labels", {})
         return labels.get("sftriage.dev/watch") == "true" and len(self.objects()) == len(OBJECTS)
 
@@ -206,7 +206,7 @@ def test_a_job_of_an_earlier_version_keeps_its_controller(server, namespace, ope
     wait_until(lambda: job.condition()[0] == "True Injected", SOON_S)
     assert len(own().split()) == 2
     assert not job.objects()
-    # WHEN a pod of now comes, too THEN there is a controller that finds it
+    # WHEN a pod of this version comes, too THEN there is a controller that finds it
     job.add_pod(1)
     wait_until(job.has_controller, SOON_S)
     assert len(own().split()) == 2
