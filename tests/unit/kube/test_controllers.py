@@ -266,7 +266,7 @@ def released(request):
 
 
 def test_a_pod_of_an_older_release_looks_for_the_hub_of_its_job(released):
-    """GIVEN a pod of a version without the namespace's hub THEN the controller of its job stays until the pod is gone"""
+    """GIVEN a pod of an older version THEN the controller of its job stays until the pod is gone"""
     observed = PodState.of(released)
     assert (observed.job, observed.injected, observed.hub) == (JOB, True, False)
     assert controllers.JobPods.of([observed]).old
