@@ -259,6 +259,7 @@ class ObjectWatch(Generic[Kept]):
         changed: called in the thread with the kept value before and now; None if there is no object.
         watch_s: duration of a watch; the next one notices a dropped connection.
         metadata_only: request objects without spec and status.
+        cached: let the server answer the first list from memory, whole: where a selector matches few of many objects.
 
     Attributes:
         listed: set once all of them have been listed; then ``on_listed`` is called, after each list.
@@ -274,6 +275,7 @@ class ObjectWatch(Generic[Kept]):
         query: Mapping[str, str] | None = None,
         watch_s: int = WATCH_S,
         metadata_only: bool = False,
+        cached: bool = False,
     ) -> None:
         self._loop = Loop(
             *(f"watch-{path.rpartition('/')[2]}", self._turn, 0.0),
@@ -283,7 +285,7 @@ class ObjectWatch(Generic[Kept]):
         )
         self._objects, self._path, self._keep, self._changed = objects, path, keep, changed
         self._query: dict[str, Any] = {**(query or {}), **({"metadata_only": True} if metadata_only else {})}
-        self._watch_s = watch_s
+        self._watch_s, self._cached = watch_s, cached
         self._kept: dict[Key, Kept] = {}
         self._lock = threading.Lock()
         self.listed = threading.Event()
@@ -318,8 +320,11 @@ class ObjectWatch(Generic[Kept]):
 
     def _list(self) -> str:
         listed, token = set(), None
+        # (later, its memory may be older than what we have)
+        version = "0" if self._cached and not self.listed.is_set() else None
         while True:
-            query: dict[str, Any] = {**self._query, "limit": PAGE, "continue": token}
+            first = version if token is None else None
+            query: dict[str, Any] = {**self._query, "limit": PAGE, "continue": token, "resourceVersion": first}
             page = self._objects.request("GET", self._path, **query)
             for body in page.get("items") or ():
                 listed.add(_key(body))

@@ -275,9 +275,8 @@ class Controllers:
         """When namespaces without controllers got their first pod."""
         self._watch_s = watch_s
         self._pods: defaultdict[JobRef, dict[tuple[str, str], PodState]] = defaultdict(dict)
-        """The pods of each job, by selector and name: two watches may have a pod."""
+        """The pods of each job, by selector and name: for a moment, two watches may have a pod."""
         self._lock = threading.Lock()
-        # (not those of the first alone: a server reads all pods for a page of a selector that matches none)
         labelled = f"{jobs.INJECT_LABEL}={jobs.ENABLED}"
         injected = f"{jobs.JOB_LABEL},{jobs.COMPONENT_LABEL}!={jobs.CONTROLLER}"
         ours, own = (
@@ -291,8 +290,9 @@ class Controllers:
         self._made = [self._watch(each, _made_of, self._deployment, labelSelector=ours) for each in deployments]
         self._own = [self._watch(each, _annotated, self._own_deployment, labelSelector=own) for each in deployments]
         """Deployments of single jobs, from an earlier version."""
-        pods = [self._watch_pods(each, selector) for each in within for selector in (labelled, injected)]
-        self._required: list[ObjectWatch[Any]] = [*self._reports, *self._made, *self._own, *pods]
+        pods = [self._watch_pods(each, injected) for each in within]
+        missed = [self._watch_pods(each, f"{labelled},!{jobs.JOB_LABEL}", cached=True) for each in within]
+        self._required: list[ObjectWatch[Any]] = [*self._reports, *self._made, *self._own, *pods, *missed]
         self._labelled: dict[str, ObjectWatch[PodState]] = {}
         """In a labelled namespace, pods that the webhook has missed have no label of ours."""
         self.watches = list(self._required)
@@ -302,15 +302,15 @@ class Controllers:
                 self._watch(path_of("v1", "namespaces"), _name, self._namespace, labelSelector=labelled)
             )
 
-    def _watch_pods(self, namespace: str, selector: str) -> ObjectWatch[PodState]:
+    def _watch_pods(self, namespace: str, selector: str, *, cached: bool = False) -> ObjectWatch[PodState]:
         path, changed = path_of("v1", "pods", namespace), partial(self._pod, selector)
         query = {"labelSelector": selector, "fieldSelector": _UNENDED}
-        return self._watch(path, PodState.of, changed, metadata_only=True, **query)
+        return self._watch(path, PodState.of, changed, metadata_only=True, cached=cached, **query)
 
     def _watch(
-        self, path: str, keep: Any, changed: Any, *, metadata_only: bool = False, **query: str
+        self, path: str, keep: Any, changed: Any, *, metadata_only: bool = False, cached: bool = False, **query: str
     ) -> ObjectWatch[Any]:
-        how: Any = {"query": query, "watch_s": self._watch_s, "metadata_only": metadata_only}
+        how: Any = {"query": query, "watch_s": self._watch_s, "metadata_only": metadata_only, "cached": cached}
         watch: ObjectWatch[Any] = ObjectWatch(self._objects, path, keep, changed, **how)
         watch.on_listed = self._listed
         return watch
@@ -510,7 +510,7 @@ class Controllers:
 
     def _namespace(self, before: str | None, now: str | None) -> None:
         if now is not None and now not in self._labelled:
-            self._labelled[now] = self._watch_pods(now, _MISSED)
+            self._labelled[now] = self._watch_pods(now, _MISSED, cached=True)
             self._labelled[now].start()
         elif now is None and before is not None and (watch := self._labelled.pop(before, None)) is not None:
             watch.end()

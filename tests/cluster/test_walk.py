@@ -310,10 +310,12 @@ def deployments(cluster: Node) -> list[Any]:
 
 
 def ready(cluster: Node) -> list[Any]:
+    """The pods of sftriage that serve, and are not being replaced."""
     return [
         each
         for each in cluster.get("pods", namespace=SYSTEM)["items"]
-        if all(one["ready"] for one in each["status"].get("containerStatuses", [{"ready": False}]))
+        if "deletionTimestamp" not in each["metadata"]
+        and all(one["ready"] for one in each["status"].get("containerStatuses", [{"ready": False}]))
     ]
 
 

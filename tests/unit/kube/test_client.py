@@ -28,9 +28,12 @@ class Server:
 
     def __init__(self, lists, watches) -> None:
         self.lists, self.watches, self.asked = list(lists), list(watches), []
+        self.versions = []
+        """That each list wants; "0" is one from memory."""
 
     def request(self, method, path, **query):
         self.asked.append(("list", query.get("continue")))
+        self.versions.append(query["resourceVersion"])
         found = self.lists.pop(0)
         if isinstance(found, Exception):
             raise found
@@ -49,11 +52,17 @@ class Server:
             yield {"type": kind, "object": body}
 
 
-def followed(lists, watches):
+def followed(lists, watches, **how):
     """What was told, what was kept at the end, and what was asked."""
-    server, told = Server(lists, watches), queue.SimpleQueue()
+    told, kept, server = followed_by(Server(lists, watches), **how)
+    return told, kept, server.asked
+
+
+def followed_by(server, **how):
+    told = queue.SimpleQueue()
     watched = ObjectWatch(
-        server, "/pods", lambda body: (body["metadata"]["name"], body["phase"]), lambda *change: told.put(change)
+        *(server, "/pods", lambda body: (body["metadata"]["name"], body["phase"]), lambda *change: told.put(change)),
+        **how,
     )
     server.watched = watched
     watched.start()
@@ -62,7 +71,7 @@ def followed(lists, watches):
     found = []
     while not told.empty():
         found.append(told.get())
-    return found, sorted(watched.kept()), server.asked
+    return found, sorted(watched.kept()), server
 
 
 A, B, ENDED = ("a", "Running"), ("b", "Running"), ("a", "Succeeded")
@@ -87,6 +96,15 @@ def test_lists_are_read_in_pages():
     told, _, asked = followed([([pod("a")], "more"), ([pod("b")], None)], [])
     assert told == [(None, A), (None, B)]
     assert asked[:2] == [("list", None), ("list", "more")]
+
+
+@pytest.mark.parametrize(("cached", "versions"), [(False, [None] * 3), (True, ["0", None, None])])
+def test_only_a_first_list_may_come_from_the_server_s_memory(cached, versions):
+    """GIVEN a first list of two pages, and one after a break THEN later ones and further pages name no version"""
+    lists = [([pod("a")], "more"), ([pod("b")], None), ([pod("a")], None)]
+    told, _, server = followed_by(Server(lists, [[AnsweredError(GONE, "too old")]]), cached=cached)
+    assert server.versions == versions
+    assert told == [(None, A), (None, B), (B, None)]
 
 
 FORGOTTEN = {
