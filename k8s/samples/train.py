@@ -39,7 +39,7 @@ def main():
         loss = nn.functional.cross_entropy(model(values), labels)
         loss.backward()
         optimizer.step()
-        if step % 100 == 0 and dist.get_rank() == 0:
+        if step % 10 == 0 and dist.get_rank() == 0:
             print(step, loss.item(), flush=True)
     dist.destroy_process_group()
     # Gloo's threads live on: they may crash what is ending, and hang a model that goes after its group.

@@ -28,7 +28,16 @@ def cluster(tmp_path_factory) -> Iterator[Node]:
 
 
 @pytest.fixture(scope="session")
-def store(cluster) -> Iterator[Store]:
+def empty(cluster) -> frozenset[str]:
+    """The objects of the cluster when it was new."""
+    kept = cluster.state / "empty"
+    if not kept.exists():
+        kept.write_text("\n".join(cluster.snapshot()))
+    return frozenset(kept.read_text().splitlines())
+
+
+@pytest.fixture(scope="session")
+def store(cluster, empty) -> Iterator[Store]:
     """A store that pods reach, and that the installed operator may delete from."""
     # (the same port each time: pods of a cluster that stays have it in their environment)
     with served(cluster.machine, 9000) as server:

@@ -100,16 +100,21 @@ class Sample:
         steps: int = 2000,
         edit: Callable[[list[Any]], object] = lambda objects: None,
     ) -> Iterator[Sample]:
-        """Apply it, with changes, and delete its namespace at the end."""
+        """Apply it, with changes; end it at the end."""
+        found = cls(cluster, namespace)
         cluster.kubectl("apply", "-f", "-", text=json.dumps(_namespace(namespace)))
         try:
             if store is not None:
                 store.secret(cluster, namespace)
             cluster.kubectl("apply", "-f", "-", text=manifests(cluster, namespace, steps, edit))
-            yield cls(cluster, namespace)
+            yield found
         finally:
-            cluster.kubectl("delete", "namespace", namespace, "--wait=false")
-            wait_until(lambda: released(cluster, namespace), 120)
+            found.end()
+
+    def end(self) -> None:
+        """Delete its namespace."""
+        self.cluster.kubectl("delete", "namespace", self.namespace, "--wait=false", check=False)
+        wait_until(lambda: released(self.cluster, self.namespace), 120)
 
     def get(self, *what: str) -> list[Any]:
         """Objects of the namespace, the oldest first."""
@@ -155,7 +160,7 @@ class Sample:
         return "\n".join(self.cluster.kubectl(*each, "-n", self.namespace, check=False).stdout for each in shown)
 
     def step(self) -> int:
-        """The last step that the job has printed: each hundredth."""
+        """The last step that the job has printed: each tenth."""
         printed = (self._log(each["metadata"]["name"]) for each in self.pods)
         return max(
             (int(line.split()[0]) for text in printed for line in text.splitlines() if _is_step(line)), default=-1

@@ -146,7 +146,7 @@ def test_upgrade(cluster, store, tmp_path):
     with before() as checkout:
         install(cluster, store, checkout)
         with Sample.running(cluster, store, f"{TEAM}-before", LONG) as sample:
-            captured(sample)
+            sample.until(lambda: requested(sample, store, tmp_path))
             stays(sample, store, tmp_path, lambda: install(cluster, store))
             # AND back again
             stays(sample, store, tmp_path, lambda: install(cluster, store, checkout))
@@ -157,19 +157,18 @@ def stays(sample: Sample, store: Store, home: Path, change: Callable[[], None]) 
     stored, pods = {each["metadata"]["name"] for each in sample.stored()}, sample.pods
     change()
     trains_on(sample, pods)
-    # A controller judges and captures, once it has been replaced, or the report says why none does.
-    laptop = sample.laptop(home, store)
-
-    def answered() -> bool:
-        with contextlib.suppress(AssertionError):
-            why = ("--profiler", "stacks", "--reason", "a look")
-            stored.add(laptop.json("capture", sample.job, "--rank", 1, *why)["name"])
-            return True
-        return sample.condition("Watched")["reason"] == "OldPods"
-
-    sample.until(answered)
+    # A controller captures, once it has been replaced, or the report says why none does.
+    sample.until(lambda: requested(sample, store, home) or sample.condition("Watched")["reason"] == "OldPods")
     assert stored <= {each["metadata"]["name"] for each in sample.stored()}
     sample.until(lambda: sorted(references(sample)) == sorted(store.references(sample.namespace)), 60)
+
+
+def requested(sample: Sample, store: Store, home: Path) -> str:
+    """The name of a capture that a person's command has waited for, or "" if that failed."""
+    why = ("--profiler", "stacks", "--reason", "a look")
+    with contextlib.suppress(AssertionError):
+        return str(sample.laptop(home, store).json("capture", sample.job, "--rank", 1, *why)["name"])
+    return ""
 
 
 def references(sample: Sample) -> list[str]:
@@ -210,9 +209,7 @@ def test_broken(sample, store, tmp_path, settings, image, why):
     ).stdout
     assert "sftriage-agent" in made
     assert "not-there" not in made
-    assert sample.laptop(tmp_path, store).json(
-        "capture", "sample", "--rank", 1, "--profiler", "stacks", "--reason", "a look"
-    )["name"]
+    assert requested(sample, store, tmp_path)
     trains_on(sample)
     # WHEN the rollouts are undone THEN all is as before, and mended manifests can be applied
     for part in serving:
@@ -221,19 +218,16 @@ def test_broken(sample, store, tmp_path, settings, image, why):
     install(cluster, store)
 
 
-def test_uninstall(cluster, store):
+def test_uninstall(sample, empty):
     """GIVEN a watched job WHEN the documented commands are run THEN nothing is left, and the job trains on."""
-    empty = emptied(cluster)
-    install(cluster, store)
-    with Sample.running(cluster, store, f"{TEAM}-left", LONG) as sample:
-        captured(sample)
-        pods = sample.pods
-        uninstall(cluster)
-        trains_on(sample, pods)
-        # (a namespace's own Secret and its pods' addresses are not ours)
-        left = {each for each in cluster.snapshot() - empty if SECRET not in each and not each.startswith("Pod/")}
-        assert not {each for each in left if "sftriage" in each.replace(sample.namespace, "")}
-        assert {each.split("/")[1] or each for each in left} == {sample.namespace, f"Namespace//{sample.namespace}"}
+    cluster, pods = sample.cluster, sample.pods
+    uninstall(cluster)
+    trains_on(sample, pods)
+    # (a namespace's own Secret and its pods' addresses are not ours)
+    left = {each for each in cluster.snapshot() - empty if SECRET not in each and not each.startswith("Pod/")}
+    assert not {each for each in left if "sftriage" in each.replace(sample.namespace, "")}
+    assert {each.split("/")[1] or each for each in left} == {sample.namespace, f"Namespace//{sample.namespace}"}
+    sample.end()
     wait_until(lambda: cluster.snapshot() <= empty, 120)
 
 
@@ -253,7 +247,7 @@ def test_helm(cluster, store, tmp_path):
     store.secret(cluster, SYSTEM)
     helm("install", "sftriage", str(chart), **values)
     with Sample.running(cluster, store, f"{TEAM}-helm", LONG) as sample:
-        captured(sample)
+        sample.until(lambda: requested(sample, store, tmp_path))
         changed = {**values, "settings": {**store.settings, "rings": "64Mi"}}
         stays(sample, store, tmp_path, lambda: helm("upgrade", "sftriage", str(chart), **changed))
         stays(sample, store, tmp_path, lambda: helm("rollback", "sftriage"))
