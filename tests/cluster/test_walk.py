@@ -65,7 +65,10 @@ def test_job(sample):
         assert sample.condition(kind)["status"] == wanted, sample.condition(kind)
     (found,) = (each for each in sample.stored() if each["spec"]["rank"] == SLOW)
     assert found["spec"]["trigger"]["stage"] == "data"
-    assert found["status"]["reproduced"] == "yes"
+    # (a trace is read after it was stored)
+    name = ("tracecapture", found["metadata"]["name"])
+    read = sample.until(lambda: sample.cluster.get(*name, namespace=TEAM)["status"].get("reproduced"))
+    assert read == "yes"
     events = [each["message"] for each in sample.get("events") if each["reason"] == "CaptureStored"]
     assert any("kubectl sftriage get" in each for each in events)
     trains_on(sample)
