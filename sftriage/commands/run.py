@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -18,12 +18,14 @@ import typer
 from sftriage.commands import options as shared
 from sftriage.commands.cli import arguments
 from sftriage.commands.options import argument, option
-from sftriage.commands.output import JobOutput
+from sftriage.commands.output import JobOutput, ending_on_sigterm, print_findings, print_json, say
 from sftriage.errors import UsageError
 from sftriage.runs.directory import find_run
 from sftriage.words.verdicts import place
 
 if TYPE_CHECKING:
+    from sftriage.model.checks import CheckResult
+    from sftriage.runtime.hub_server import HubOptions
     from sftriage.runtime.launcher import Launcher, Triaged
     from sftriage.runtime.nsys_launch import NsysLaunch
 
@@ -49,6 +51,21 @@ class NsysChoice:
         return partial(NsysLaunch, traces=self.nsys_trace, armed=self.nsys_armed)
 
 
+@dataclass(frozen=True, slots=True)
+class CheckChoice:
+    """Whether to check the job's hosts instead of starting the job."""
+
+    check: bool = option(
+        "--check", "Start nothing: check this host, and with --hub or --nats all hosts, for what would stop the run."
+    )
+    seconds: float = option("S", "With --check: wait at most this long for the other hosts.", min=1, default=30.0)
+    as_json: bool = option("--json", "With --check: print the results as JSON.")
+
+    def __post_init__(self) -> None:
+        if self.as_json and not self.check:
+            raise UsageError("--json needs --check")
+
+
 def run(
     command: Annotated[list[str], argument("COMMAND", "The launcher and its arguments, after --.", False)],
     policy: shared.PoliciesOption = None,
@@ -62,12 +79,15 @@ def run(
     catalogue: shared.CatalogueOption = None,
     metrics: shared.MetricsOptions,
     hub: shared.HubChoice,
+    check: CheckChoice,
 ) -> None:
     """Run a training job and watch it.
 
     It finds the steps and stages of an unedited PyTorch script; a sftriage.Monitor in the script takes precedence. This
     command exits with the job's status, and passes signals on to it. If sftriage cannot watch the job, it logs why, and
     the job runs anyway. For a job on many hosts, run this on each of them, with --job-id and --hub or --nats.
+
+    With --check it starts no job: it exits with 1 if something would stop or degrade the run on any host.
     """
     # Before the imports: from now on, signals are the job's.
     from sftriage.runtime.launcher import Launcher, leave_with, supervise
@@ -76,8 +96,14 @@ def run(
         raise UsageError("nothing to run; give the launcher after --, such as: sftriage run -- torchrun train.py")
     if shutil.which(command[0]) is None:
         raise UsageError(f"cannot start {command[0]}: no such program")
-    launcher, whole = Launcher(), tuple(command)
     options = hub.options() if arguments(hub) else None
+    if check.check:
+        keep.of(job or "job")
+        ready = _checked(
+            command, policy or ["default"], options, metrics, check, nsys=nsys.launch() is not None, out=out
+        )
+        raise typer.Exit(0 if ready else 1)
+    launcher, whole = Launcher(), tuple(command)
 
     def prepare() -> Triaged:
         """Import and prepare what watches the job, which takes more than a second."""
@@ -105,6 +131,53 @@ def run(
         raise
     leave_with(status)
     raise typer.Exit(status)
+
+
+def _checked(
+    command: list[str],
+    policies: list[str],
+    options: HubOptions | None,
+    metrics: shared.MetricsOptions,
+    check: CheckChoice,
+    **how: Any,
+) -> bool:
+    """Print what would stop or degrade a job; return whether it is ready on all hosts."""
+    from sftriage.policy.in_force import PolicyFiles, find
+    from sftriage.runtime.many_hosts import check_one_per_host
+    from sftriage.runtime.preflight import HostCheck, by_check, check_here, plan_of
+
+    in_force = PolicyFiles([find(name) for name in policies]).current
+    plan = plan_of(command, os.environ, in_force, nsys=how["nsys"], here=options is None)
+    with ending_on_sigterm():
+        if options is None:
+            checked = check_here(plan, how["out"], partial(_metrics_check, metrics))
+        else:
+            check_one_per_host()
+            checked = HostCheck(options, plan, how["out"], check.seconds, partial(_metrics_check, metrics)).run()
+    if check.as_json:
+        print_json(checked.found)
+    else:
+        # (the first host shows what is well)
+        rows = (row for row in by_check(checked.found) if checked.is_first or row[1] != "ok")
+        print_findings(rows)
+    if not checked.is_first:
+        say("all hosts are ready" if checked.ready else "the job is not ready: see the output of its first host")
+    return checked.ready
+
+
+def _metrics_check(metrics: shared.MetricsOptions) -> Iterator[CheckResult]:
+    """Whether the controller can serve and write its metrics."""
+    from sftriage.model.checks import CheckResult
+    from sftriage.runtime.launcher import is_mistake
+
+    if arguments(metrics):
+        try:
+            metrics.metering()
+            yield CheckResult("metrics", "ok", "they can be served and written")
+        except UsageError as error:
+            if is_mistake(error):
+                raise
+            yield CheckResult("metrics", "wrong", str(error), "choose another port or file")
 
 
 def _forwarded(

@@ -190,6 +190,11 @@ class Hub:
         return self._client is not None
 
     @property
+    def refused(self) -> bool:
+        """Whether the hub refuses the credentials."""
+        return self._refused
+
+    @property
     def client(self) -> Client:
         """The NATS client; only for use in the loop."""
         assert self._client is not None, "not connected"

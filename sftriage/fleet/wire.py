@@ -296,7 +296,7 @@ _asdict: Callable[[_Ring], dict[str, Any]] = msgspec.structs.asdict
 _Of = TypeVar("_Of")
 
 
-def encode(message: Shipment | Orders | GpuFindings | HangQuery | tuple[int, ...]) -> bytes:
+def encode(message: msgspec.Struct | Orders | GpuFindings | tuple[int, ...]) -> bytes:
     """A message as bytes."""
     if isinstance(message, _Message):
         status, switches = message.status, message.switches
@@ -341,12 +341,12 @@ def _packed_switch(status: SwitchStatus) -> _Switch:
 
 def decode_shipment(data: bytes) -> Shipment:
     """Decode an agent's message; raises WireError."""
-    return _decoded(data, lambda unpacked: _checked(_SHIPMENTS.decode(unpacked)))
+    return decoded(data, lambda unpacked: _checked(_SHIPMENTS.decode(unpacked)))
 
 
 def decode_orders(data: bytes) -> Orders:
     """Decode the orders of an agent; raises WireError."""
-    orders = _decoded(data, _ORDERS.decode)
+    orders = decoded(data, _ORDERS.decode)
     ages = [capture.expires_s for capture in orders.captures if capture.expires_s is not None]
     if not 0 <= orders.epoch < MAX_COUNT or not all(0 <= age_s < MAX_SECONDS for age_s in ages):
         raise WireError("invalid orders")
@@ -359,12 +359,12 @@ def decode_orders(data: bytes) -> Orders:
 
 def decode_query(data: bytes) -> tuple[int, ...] | HangQuery:
     """Decode a query to an agent: the ranks of whose GPUs it is, or a `HangQuery`; raises WireError."""
-    return _decoded(data, _QUERIES.decode, MAX_UNPACKED_ANSWER_BYTES)
+    return decoded(data, _QUERIES.decode, MAX_UNPACKED_ANSWER_BYTES)
 
 
 def decode_findings(data: bytes) -> GpuFindings:
     """Decode an agent's answer about GPUs; raises WireError."""
-    found = _decoded(data, _FINDINGS.decode, MAX_UNPACKED_ANSWER_BYTES)
+    found = decoded(data, _FINDINGS.decode, MAX_UNPACKED_ANSWER_BYTES)
     remarks = tuple(bounded_text(remark) for remark in found.remarks[:MAX_ITEMS])
     if not 0 <= found.time_s < MAX_SECONDS or not all(0 <= rank < MAX_RANKS for rank in found.gpus):
         raise WireError("invalid findings")
@@ -407,7 +407,7 @@ def _packed_evidence(evidence: Sequence[RankEvidence], n_parts: int) -> bytes:
 
 def decode_evidence(data: bytes) -> tuple[int, tuple[RankEvidence, ...]]:
     """Decode a part of an agent's evidence, and how many parts there are; raises WireError."""
-    return _decoded(data, lambda unpacked: _checked_evidence(_EVIDENCE.decode(unpacked)))
+    return decoded(data, lambda unpacked: _checked_evidence(_EVIDENCE.decode(unpacked)))
 
 
 def _checked_evidence(found: _Evidence) -> tuple[int, tuple[RankEvidence, ...]]:
@@ -465,7 +465,8 @@ def parts(rows: Rows) -> Iterator[Rows]:
     yield replace(rows, steps=steps[:0], device_steps=None if device is None else device[:0])
 
 
-def _decoded(data: bytes, decode: Callable[[bytes], _Of], most_bytes: int = MAX_UNPACKED_BYTES) -> _Of:
+def decoded(data: bytes, decode: Callable[[bytes], _Of], most_bytes: int = MAX_UNPACKED_BYTES) -> _Of:
+    """Decode a message with a function that raises ValueError if it is invalid; raises WireError."""
     if len(data) < _PRELUDE.size or len(data) > MAX_MESSAGE_BYTES + _PRELUDE.size:
         raise WireError(f"{len(data)} bytes are not a message")
     magic, version = _PRELUDE.unpack_from(data)

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import signal
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -17,10 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from sftriage.agent.stacks import DUMP_S, reason_of
 from sftriage.base.loops import start_thread
-from sftriage.errors import RingError, SftriageError, UsageError
+from sftriage.base.process import run_bounded
+from sftriage.errors import CaptureError, RingError, SftriageError, UsageError
+from sftriage.model.checks import CheckResult
 from sftriage.model.windows import EXCHANGE, StepRecord
 from sftriage.runtime.carrying import REPORTS, under_seams
 from sftriage.runtime.first_step import Facts, Processes, reports_in, why_nothing, with_reports
@@ -34,70 +38,113 @@ from sftriage.trainer.seams.steps import STAGES
 from sftriage.windows.rings import Ring
 from sftriage.words.verdicts import counted
 
-State = Literal["ok", "limited", "missing"]
-
 _TRIAL_STEPS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """The result of one check: ``ok``, ``limited`` (works, but not as well as it could) or ``missing``, and why."""
-
-    what: str
-    state: State
-    detail: str
 
 
 def examine(rings_root: Path = TMPFS) -> list[CheckResult]:
     """Run all checks, in the order in which a new user needs them. Leaves nothing behind; does not import torch."""
-    free_threaded = ", free-threaded" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
-    version = f"{platform.python_implementation()} {platform.python_version()}"
-    torch = next((found.version for found in metadata.distributions(name="torch")), None)
+    nsys = shutil.which("nsys")
     return [
-        CheckResult("python", "ok", f"{version}{free_threaded} ({sys.executable})"),
-        CheckResult("recorder", "ok", "in C")
-        if moments.FORM.name == "C"
-        else CheckResult("recorder", "limited", f"in Python, which is slower per step: {moments.WHY_NOT_C}"),
-        *_rings(rings_root),
-        _present("torch", torch, "not in this Python; only the trainers' Python needs it"),
-        _present("nsys", shutil.which("nsys"), "no captures by Nsight Systems"),
-        _present("py-spy", shutil.which("py-spy", path=search_path()), "no stacks: pip install 'sftriage[stacks]'"),
+        *recording_checks(rings_root),
+        torch_check(),
+        CheckResult("nsys", "ok", nsys) if nsys else CheckResult("nsys", "missing", "no captures by Nsight Systems"),
+        py_spy_check(),
     ]
 
 
-def _present(name: str, found: str | None, without: str) -> CheckResult:
-    return CheckResult(name, "ok" if found else "missing", found or without)
+def recording_checks(rings_root: Path = TMPFS, ranks: int = 1) -> Iterator[CheckResult]:
+    """Whether this many ranks can record here: Python, the form of the recorder, the place of the rings."""
+    free_threaded = ", free-threaded" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+    version = f"{platform.python_implementation()} {platform.python_version()}"
+    yield CheckResult("python", "ok", f"{version}{free_threaded} ({sys.executable})")
+    if moments.FORM.name == "C":
+        yield CheckResult("recorder", "ok", "in C")
+    else:
+        yield CheckResult("recorder", "limited", f"in Python, which is slower per step: {moments.WHY_NOT_C}")
+    yield from _rings(rings_root, ranks)
 
 
-def _rings(root: Path) -> Iterator[CheckResult]:
+def torch_version() -> str | None:
+    """The version of torch in this Python; None without any."""
+    return next((found.version for found in metadata.distributions(name="torch")), None)
+
+
+def torch_check() -> CheckResult:
+    """Whether there is a torch; does not import it."""
+    found = torch_version()
+    without = "not in this Python; only the trainers' Python needs it"
+    return CheckResult("torch", "ok" if found else "missing", found or without)
+
+
+def py_spy_check() -> CheckResult:
+    """Whether py-spy reads the stacks of a process here, by a trial."""
+    program = shutil.which("py-spy", path=search_path())
+    if program is None:
+        return CheckResult("py-spy", "missing", "no stacks of a rank that hangs", "pip install 'sftriage[stacks]'")
+    waiting = [sys.executable, "-I", "-S", "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    with subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None, "it is a pipe"
+        assert process.stdout is not None, "it is a pipe"
+        process.stdout.readline()
+        try:
+            found = run_bounded([program, "dump", "--pid", str(process.pid)], DUMP_S)
+            why = reason_of(found, process.pid) if found.status else ""
+        except CaptureError as error:
+            why = str(error)
+        process.stdin.close()
+    if why:
+        return CheckResult("py-spy", "limited", f"no stacks of a rank that hangs: {why}")
+    return CheckResult("py-spy", "ok", program)
+
+
+def _rings(root: Path, ranks: int) -> Iterator[CheckResult]:
     where = root if os.access(root, os.W_OK) else Path(tempfile.gettempdir())
     if where != root:
         yield CheckResult("rings", "limited", f"cannot write {root}: rings are in {where}, perhaps on disk")
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="sftriage-doctor-", dir=where) as directory,
-            Monitor(("trial",), (), rank=0, world_size=1, rings=directory) as monitor,
-        ):
+        directory = make_rings_directory(f"check-{os.getpid()}", where)
+    except UsageError as error:
+        yield CheckResult("rings", "missing", str(error))
+        return
+    try:
+        yield from _trial(directory, where, ranks)
+    finally:
+        remove_rings_directory(directory)
+
+
+def _trial(directory: Path, where: Path, ranks: int) -> Iterator[CheckResult]:
+    try:
+        with Monitor(("trial",), (), rank=0, world_size=1, rings=directory) as monitor:
             for _ in range(_TRIAL_STEPS):
                 with monitor.step(), monitor.stage("trial"):
                     pass
             info = monitor.info
             if info is None:
-                yield CheckResult("rings", "missing", f"cannot record in {where}: see the warning")
+                yield CheckResult("rings", "missing", f"cannot record in {where}: see the warning", _ENLARGE)
                 return
-            with Ring(Path(directory) / info.file_name("ring")) as ring:
+            with Ring(directory / info.file_name("ring")) as ring:
                 read = len(ring.read().steps)
+            rank_bytes = sum(512 * path.lstat().st_blocks for path in directory.iterdir())
     except (OSError, SftriageError) as error:
         yield CheckResult("rings", "missing", str(error))
         return
     if read != _TRIAL_STEPS:
         yield CheckResult("rings", "missing", f"{read} of {_TRIAL_STEPS} steps were read back from {where}")
         return
-    free_bytes = shutil.disk_usage(where).free
-    yield CheckResult("rings", "ok", f"in {where}, {free_bytes >> 20} MiB free")
+    # (the trial's own files count as free)
+    free_bytes, needed_bytes = shutil.disk_usage(where).free + rank_bytes, ranks * rank_bytes
+    room = f"in {where}, {free_bytes >> 20} MiB free"
+    if free_bytes < needed_bytes:
+        too_small = f"{room}; {counted(ranks, 'rank')} of this host need {-(-needed_bytes >> 20)} MiB"
+        yield CheckResult("rings", "missing", too_small, _ENLARGE)
+    else:
+        yield CheckResult("rings", "ok", room)
     if not info.locked:
         why = "no file locks there: liveness is checked by pid, which fails across containers"
         yield CheckResult("locks", "limited", why)
+
+
+_ENLARGE = "enlarge it: mount -o remount,size=1g /dev/shm, or in a container --shm-size (an emptyDir of medium Memory)"
 
 
 def search_path() -> str:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -36,6 +37,7 @@ ANSWER_S = 1.0
 USER = "sftriage"
 MEMORY_BYTES, FILE_BYTES = 64 << 20, 8 << 30
 FREE_BYTES = 1 << 20
+_REFUSED = re.compile(r"\[ERR\] (\S+):\d+ - cid:\d+ - .*authentication error")
 _STORES_NOTHING = (b"no space left on device", b"disk quota exceeded")
 
 
@@ -116,6 +118,11 @@ class HubServer:
     @property
     def pid(self) -> int:
         return self._child.pid
+
+    def refused(self) -> list[str]:
+        """The addresses whose credentials it has refused."""
+        lines = self._log.read_text("utf-8", "replace").splitlines()
+        return sorted({found[1] for line in lines if (found := _REFUSED.search(line))})
 
     def _is_stuck(self) -> bool:
         """Whether the server does not store though its disk has room again: it gives up after a failed write."""

@@ -47,6 +47,15 @@ SEE_OFF_S, LET_GO_S, END_S = 11.0, 2.0, 1.0
 """How long the controller may take after the job's end here, then to judge by what is known, and to end on SIGTERM."""
 
 
+def check_one_per_host() -> None:
+    """UsageError if SLURM has started several of these on this host."""
+    if os.environ.get("SLURM_LOCALID", "0") != "0":
+        raise UsageError(
+            "start one `sftriage run` per host, with a launcher: use srun --ntasks-per-node=1; if srun starts"
+            " the ranks, run `sftriage agent` beside them (see docs/slurm.md)"
+        )
+
+
 class HostRun:
     """A job's part on this host; on the host that leads, also its hub and its controller.
 
@@ -57,11 +66,7 @@ class HostRun:
     def __init__(
         self, job: str, options: HubOptions, controlling: Sequence[str], detection: Detection, keeping: Keeping
     ) -> None:
-        if os.environ.get("SLURM_LOCALID", "0") != "0":
-            raise UsageError(
-                "start one `sftriage run` per host, with a launcher: use srun --ntasks-per-node=1; if srun starts"
-                " the ranks, run `sftriage agent` beside them (see docs/slurm.md)"
-            )
+        check_one_per_host()
         self._job, self._options, self._keeping = job, options, keeping
         self._name, self._controlling, self._detection = hosting.host_name(os.environ), controlling, detection
         self._held = contextlib.ExitStack()

@@ -52,15 +52,9 @@ class NsysLaunch:
             raise UsageError(f"--nsys-trace {traces}: choose from {','.join(TRACES)}")
         if armed and "nvtx" not in names:
             raise UsageError(f"--nsys-armed: nsys waits for an NVTX range; add nvtx to --nsys-trace {traces}")
-        found = shutil.which("nsys")
-        if found is None:
-            raise UsageError("--nsys: no nsys on PATH; install NVIDIA Nsight Systems")
-        try:
-            parse_version(run_bounded([found, "--version"], _QUERY_S).output)
-        except CaptureError as error:
-            raise UsageError(f"--nsys: {error}") from error
+        found = find_nsys()
         tmp = _executable_directory(directory)
-        self.place = NsysPlace(Path(found), f"sft-{run_id}", names, tmp, tmp / "range" if armed else None)
+        self.place = NsysPlace(found, f"sft-{run_id}", names, tmp, tmp / "range" if armed else None)
         script = tmp / "rank"
         words = [sys.executable, "-I", "-S", str(Path(nsys_rank.__file__).resolve())]
         script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
@@ -84,6 +78,18 @@ class NsysLaunch:
         if before.get("PYTHON_EXEC"):
             added["SFTRIAGE_NSYS_PYTHON"] = before["PYTHON_EXEC"]
         return added
+
+
+def find_nsys() -> Path:
+    """Find nsys on PATH; raises UsageError if it is missing, too old or hangs."""
+    found = shutil.which("nsys")
+    if found is None:
+        raise UsageError("--nsys: no nsys on PATH; install NVIDIA Nsight Systems")
+    try:
+        parse_version(run_bounded([found, "--version"], _QUERY_S).output)
+    except CaptureError as error:
+        raise UsageError(f"--nsys: {error}") from error
+    return Path(found)
 
 
 def arm_elsewhere(
