@@ -42,13 +42,24 @@ class NsysChoice:
     )
     nsys_trace: str = option("LIST", "What nsys traces; fixed at the start.", default="cuda,nvtx,osrt")
 
+    @property
+    def is_used(self) -> bool:
+        return self.nsys or self.nsys_armed
+
     def launch(self) -> Callable[[str, Path], NsysLaunch] | None:
         """A function that makes the launch from a run's id and directory."""
-        if not (self.nsys or self.nsys_armed):
+        if not self.is_used:
             return None
         from sftriage.runtime.nsys_launch import NsysLaunch
 
         return partial(NsysLaunch, traces=self.nsys_trace, armed=self.nsys_armed)
+
+
+def _check_command(command: list[str]) -> None:
+    if not command:
+        raise UsageError("nothing to run; give the launcher after --, such as: sftriage run -- torchrun train.py")
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"cannot start {command[0]}: no such program")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +103,12 @@ def run(
     # Before the imports: from now on, signals are the job's.
     from sftriage.runtime.launcher import Launcher, leave_with, supervise
 
-    if not command:
-        raise UsageError("nothing to run; give the launcher after --, such as: sftriage run -- torchrun train.py")
-    if shutil.which(command[0]) is None:
-        raise UsageError(f"cannot start {command[0]}: no such program")
+    _check_command(command)
     options = hub.options() if arguments(hub) else None
     if check.check:
         keep.of(job or "job")
-        ready = _checked(
-            command, policy or ["default"], options, metrics, check, nsys=nsys.launch() is not None, out=out
-        )
-        raise typer.Exit(0 if ready else 1)
+        ready = _is_ready(command, policy or ["default"], options, metrics, check, nsys=nsys.is_used, out=out)
+        raise typer.Exit(int(not ready))
     launcher, whole = Launcher(), tuple(command)
 
     def prepare() -> Triaged:
@@ -133,7 +139,7 @@ def run(
     raise typer.Exit(status)
 
 
-def _checked(
+def _is_ready(
     command: list[str],
     policies: list[str],
     options: HubOptions | None,

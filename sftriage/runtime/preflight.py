@@ -24,8 +24,8 @@ from sftriage import __version__
 from sftriage.base.files import write_atomically
 from sftriage.base.process import cgroups, content_of, run_bounded
 from sftriage.errors import CaptureError, SftriageError, UsageError
+from sftriage.fleet.host_checks import HostReports, report_in
 from sftriage.fleet.hub import AGENTS_FILE, CONTROLLER_FILE, Hub, Subjects, agent_file, token
-from sftriage.fleet.rollcall import RollCall, report_in
 from sftriage.model.checks import CheckResult, HostReport, State
 from sftriage.policy.in_force import PolicySet
 from sftriage.runs.directory import DEFAULT_ROOT
@@ -383,10 +383,10 @@ class HostCheck:
     def _lead(self, held: contextlib.ExitStack) -> Checked:
         hub = self._connected(held, is_first=True) if self._start_hub(held) else None
         # (the others may report while this host examines itself)
-        roll = None if hub is None else RollCall(hub, self._places)
+        others = None if hub is None else HostReports(hub, self._places)
         self._checks += check_host(self._plan, [self._root, self._out.parent])
         self._checks += self._more()
-        return self._call_roll(roll, self._report())
+        return self._meet(others, self._report())
 
     def _report(self) -> HostReport:
         return HostReport(self._name, socket.gethostname(), node_number(os.environ), tuple(self._checks), _versions())
@@ -445,22 +445,22 @@ class HostCheck:
         self._checks.append(CheckResult("credentials", "ok", f"the hub at {options.address.url} takes them"))
         return hub
 
-    def _call_roll(self, roll: RollCall | None, first: HostReport) -> Checked:
+    def _meet(self, others: HostReports | None, first: HostReport) -> Checked:
         expected, reports = self._plan.n_hosts, [first]
-        if roll is not None:
-            roll.wait(lambda: expected is not None and len(roll.reports) >= expected - 1, self._left_until_s())
-            others = roll.reports.values()
-            reports += sorted(others, key=lambda report: (report.number is None, report.number or 0, report.host))
-        came = {report.name.partition(".")[0] for report in reports}
-        missing = [name for name in slurm_hosts() if name.partition(".")[0] not in came]
+        if others is not None:
+            others.wait(lambda: expected is not None and len(others.reports) >= expected - 1, self._left_until_s())
+            came = others.reports.values()
+            reports += sorted(came, key=lambda report: (report.number is None, report.number or 0, report.host))
+        names = {report.name.partition(".")[0] for report in reports}
+        missing = [name for name in slurm_hosts() if name.partition(".")[0] not in names]
         found = compared(reports, expected, missing)
         refused = self._server.refused() if self._server is not None and len(reports) != expected else []
         if refused:
             why, do = f"refused those of {_some(refused)}", "copy the same file to all hosts, and give it with --creds"
             found.append(FoundCheck(self._name, "credentials", "wrong", why, do))
         ready = is_ready(found)
-        if roll is not None:
-            roll.dismiss(0 if ready else 1)
+        if others is not None:
+            others.dismiss(0 if ready else 1)
         return Checked(found, ready)
 
 
@@ -470,7 +470,7 @@ def _remove_empty(directory: Path) -> None:
 
 
 def listener_on(port: int) -> str:
-    """The process that listens on a TCP port of this host; "" if it cannot be seen."""
+    """The process that listens on a TCP port of this host; "" if it is unknown."""
     sockets = set()
     for table in ("tcp", "tcp6"):
         for line in content_of(Path("/proc/net") / table).decode("ascii", "replace").splitlines()[1:]:

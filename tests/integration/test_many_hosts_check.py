@@ -14,7 +14,7 @@ from tests.integration.processes import DEADLINE_S, ROOT, wait_until
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
-PORT, PATIENCE_S = 7433, 20
+PORT, PATIENCE_S = 7433, 60
 LISTEN = f"import socket, time; s = socket.create_server(('', {PORT})); print('up', flush=True); time.sleep(600)"
 OLDER = "import sftriage; sftriage.__version__ = '0.0.1'"
 
@@ -29,10 +29,10 @@ def hosts():
 def begin(hosts, tmp_path, environment):
     """Begin the check on a host of a job of two; returns its process and the file of its output."""
 
-    def begin(number, *, creds="secret", patch="", **more):
+    def begin(number, *, creds="secret", patch="", patience_s=PATIENCE_S, **more):
         place = tmp_path / f"host-{number}"
         place.mkdir(exist_ok=True)
-        run = [sys.executable, "-c", START.format(patch=patch), "run", "--check", "--json", "--seconds", PATIENCE_S]
+        run = [sys.executable, "-c", START.format(patch=patch), "run", "--check", "--json", "--seconds", patience_s]
         run += ["--job-id", f"check/{os.getpid()}", "--hub", f"{BOTH[0]}:{PORT}", "--creds", tmp_path / creds]
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", 2, "--nproc-per-node", 2, "train.py"]
         own = {**environment, "PYTHONPATH": str(ROOT), **more}
@@ -100,14 +100,14 @@ def test_each_problem_of_another_host_is_in_the_table_of_the_first(hosts, begin,
 
 
 def test_a_host_that_never_comes_is_named_after_the_patience(begin):
-    status, found = ended(begin(0))
+    status, found = ended(begin(0, patience_s=3))
     assert (status, wrong(found)) == (1, {("hosts", "node-a"): "1 of 2 hosts came; missing: number 1"})
 
 
 def test_a_host_with_other_credentials_is_refused_and_both_name_that(begin, tmp_path):
     for name in ("secret", "other"):
         (tmp_path / name).write_text(f"sftriage:{name}\n")
-    first, second = begin(0), begin(1, creds="other")
+    first, second = begin(0, patience_s=20), begin(1, creds="other")
     (status, found), (other_status, other) = ended(first), ended(second)
     assert (status, other_status) == (1, 1)
     assert found["credentials", "node-a"]["state"] == "wrong", found
@@ -120,7 +120,7 @@ def test_a_host_with_other_credentials_is_refused_and_both_name_that(begin, tmp_
 def test_a_taken_port_is_reported_with_the_process_that_has_it(hosts, begin, tmp_path):
     listener = hosts.start(0, [sys.executable, "-c", LISTEN], dict(os.environ), Path(tmp_path / "listener"))
     wait_until(lambda: "up" in (tmp_path / "listener").read_text())
-    first, second = begin(0), begin(1)
+    first, second = begin(0, patience_s=3), begin(1, patience_s=3)
     (status, found), (other_status, other) = ended(first), ended(second)
     assert (status, other_status) == (1, 1)
     assert f"process {listener.pid} (python" in wrong(found)["port", "node-a"]

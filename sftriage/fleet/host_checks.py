@@ -1,4 +1,4 @@
-"""The roll call of a job's hosts, before it starts: each reports its checks to the first host, which compares clocks.
+"""The hosts of a job report their checks to the first one before it starts, and that compares their clocks.
 
 A host publishes its report where an agent ships steps, until the first host answers, and answers on the subject of
 queries to an agent. So the permissions of a job suffice, and the hub stores nothing.
@@ -41,7 +41,7 @@ class _Message(msgspec.Struct, frozen=True):
 _MESSAGES = msgspec.msgpack.Decoder(_Message)
 
 
-class RollCall:
+class HostReports:
     """The first host's side: collects ``reports``, by the token of the host's name."""
 
     def __init__(self, hub: Hub, places: Subjects) -> None:
