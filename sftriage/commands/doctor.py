@@ -42,7 +42,7 @@ def doctor(
     if as_json:
         print_json(findings)
     else:
-        print_findings((row.what, row.state, row.detail, "") for row in findings)
+        print_findings((row.what, row.state, row.detail, row.do) for row in findings)
     if any(row.what == "rings" and row.state == "missing" for row in findings):
         raise typer.Exit(1)
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from sftriage.runtime.hub_server import HubOptions
     from sftriage.runtime.launcher import Launcher, Triaged
     from sftriage.runtime.nsys_launch import NsysLaunch
+    from sftriage.runtime.preflight import Checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,30 +147,38 @@ def _is_ready(
     options: HubOptions | None,
     metrics: shared.MetricsOptions,
     check: CheckChoice,
-    **how: Any,
+    *,
+    nsys: bool,
+    out: Path | None,
 ) -> bool:
     """Print what would stop or degrade a job; return whether it is ready on all hosts."""
     from sftriage.policy.in_force import PolicyFiles, find
     from sftriage.runtime.many_hosts import check_one_per_host
-    from sftriage.runtime.preflight import HostCheck, by_check, check_here, plan_of
+    from sftriage.runtime.preflight import HostCheck, check_here, plan_of
 
     in_force = PolicyFiles([find(name) for name in policies]).current
-    plan = plan_of(command, os.environ, in_force, nsys=how["nsys"], here=options is None)
+    plan = plan_of(command, os.environ, in_force, nsys=nsys, here=options is None)
+    more, show = partial(_metrics_check, metrics), partial(_show_checked, as_json=check.as_json)
     with ending_on_sigterm():
-        if options is None:
-            checked = check_here(plan, how["out"], partial(_metrics_check, metrics))
-        else:
+        if options is not None:
             check_one_per_host()
-            checked = HostCheck(options, plan, how["out"], check.seconds, partial(_metrics_check, metrics)).run()
-    if check.as_json:
+            return HostCheck(options, plan, out, check.seconds, more).run(show)
+        checked = check_here(plan, out, more)
+        show(checked)
+        return checked.ready
+
+
+def _show_checked(checked: Checked, *, as_json: bool) -> None:
+    from sftriage.runtime.preflight import by_check
+
+    if as_json:
         print_json(checked.found)
     else:
         # (the first host shows what is well)
-        rows = (row for row in by_check(checked.found) if checked.is_first or row[1] != "ok")
-        print_findings(rows)
+        print_findings(row for row in by_check(checked.found) if checked.is_first or row[1] != "ok")
+    sys.stdout.flush()
     if not checked.is_first:
         say("all hosts are ready" if checked.ready else "the job is not ready: see the output of its first host")
-    return checked.ready
 
 
 def _metrics_check(metrics: shared.MetricsOptions) -> Iterator[CheckResult]:

@@ -221,7 +221,7 @@ def disk_check(directories: Sequence[Path], trace_bytes: int) -> CheckResult:
     """Whether the first existing parents of these directories take files, and have room for a trace."""
     free = []
     for directory in directories:
-        there = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
+        there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
         try:
             with tempfile.TemporaryDirectory(prefix="sftriage-check-", dir=there) as place:
                 write_atomically(Path(place) / "trial", b"\0" * 4096)
@@ -360,15 +360,18 @@ class HostCheck:
         self._checks: list[CheckResult] = []
         self._server: HubServer | None = None
 
-    def run(self) -> Checked:
-        """Examine this host, and meet the others."""
+    def run(self, show: Callable[[Checked], None]) -> bool:
+        """Examine this host, meet the others, and ``show`` the results; return whether the job is ready.
+
+        The first host shows its results before the others end: SLURM may kill it once one of them has failed.
+        """
         with contextlib.ExitStack() as held:
             if not self._root.exists():
                 held.callback(_remove_empty, self._root)
             resolved = self._resolves()
             is_first = resolved and self._options.leads
             if is_first:
-                return self._lead(held)
+                return self._lead(held, show)
             self._checks += check_host(self._plan, [self._root])
             hub = self._connected(held, is_first=False) if resolved else None
             report = self._report()
@@ -378,15 +381,21 @@ class HostCheck:
                 do = "look at its output: is the same command up there, with the same --job-id?"
                 report = replace(report, checks=(*report.checks, CheckResult("hub", "wrong", why, do)))
             found = compared([report], None)[1:]
-            return Checked(found, status == 0 and is_ready(found), is_first=False)
+            checked = Checked(found, status == 0 and is_ready(found), is_first=False)
+        show(checked)
+        return checked.ready
 
-    def _lead(self, held: contextlib.ExitStack) -> Checked:
+    def _lead(self, held: contextlib.ExitStack, show: Callable[[Checked], None]) -> bool:
         hub = self._connected(held, is_first=True) if self._start_hub(held) else None
         # (the others may report while this host examines itself)
         others = None if hub is None else HostReports(hub, self._places)
         self._checks += check_host(self._plan, [self._root, self._out.parent])
         self._checks += self._more()
-        return self._meet(others, self._report())
+        checked = self._meet(others, self._report())
+        show(checked)
+        if others is not None:
+            others.dismiss(0 if checked.ready else 1)
+        return checked.ready
 
     def _report(self) -> HostReport:
         return HostReport(self._name, socket.gethostname(), node_number(os.environ), tuple(self._checks), _versions())
@@ -458,10 +467,7 @@ class HostCheck:
         if refused:
             why, do = f"refused those of {_some(refused)}", "copy the same file to all hosts, and give it with --creds"
             found.append(FoundCheck(self._name, "credentials", "wrong", why, do))
-        ready = is_ready(found)
-        if others is not None:
-            others.dismiss(0 if ready else 1)
-        return Checked(found, ready)
+        return Checked(found, is_ready(found))
 
 
 def _remove_empty(directory: Path) -> None:

@@ -147,6 +147,23 @@ def test_the_pages_script_names_a_slow_rank_of_the_second_node_and_has_its_trace
     assert not left(cluster, job, run.parent)
 
 
+def test_the_pages_check_meets_on_the_first_node_and_starts_nothing(cluster, submit, tmp_path):
+    # GIVEN the first script of the page, with the check of the page in place of the run
+    script = on_the_page(0, tmp_path)
+    text = script.read_text().replace("sftriage run", "sftriage run --check").replace("--kill-on-bad-exit=1", "")
+    script.write_text(text)
+    job = submit(script)
+    wait_until(lambda: cluster.ended(job))
+    # THEN both nodes have met, which know each other's names from SLURM, and are ready
+    text = said(tmp_path, job)
+    assert re.search(r"hosts +ok +2 hosts came", text), text
+    assert cluster.about(job)["JobState"] == "COMPLETED", text
+    assert text.count("all hosts are ready") == 1
+    # AND nothing of it is left, and no run
+    assert not left(cluster, job, tmp_path / "sftriage-runs")
+    assert not (tmp_path / "sftriage-runs").exists()
+
+
 def left(cluster, job, runs):
     """What is left of a job, after a moment in which it may go: processes, rings, passwords."""
     run_ids = (json.loads(one.read_text())["run_id"] for one in runs.glob("*/run.json"))
