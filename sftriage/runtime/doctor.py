@@ -72,8 +72,9 @@ def torch_version() -> str | None:
 def torch_check() -> CheckResult:
     """Whether there is a torch; does not import it."""
     found = torch_version()
-    without = "not in this Python; only the trainers' Python needs it"
-    return CheckResult("torch", "ok" if found else "missing", found or without)
+    return CheckResult(
+        "torch", "ok" if found else "missing", found or "not in this Python; only the trainers' Python needs it"
+    )
 
 
 def py_spy_check() -> CheckResult:
@@ -135,13 +136,18 @@ def _trial(directory: Path, where: Path, ranks: int) -> Iterator[CheckResult]:
     free_bytes, needed_bytes = shutil.disk_usage(where).free + rank_bytes, ranks * rank_bytes
     room = f"in {where}, {free_bytes >> 20} MiB free"
     if free_bytes < needed_bytes:
-        too_small = f"{room}; {counted(ranks, 'rank')} of this host need {-(-needed_bytes >> 20)} MiB"
-        yield CheckResult("rings", "missing", too_small, _ENLARGE)
+        yield CheckResult(
+            "rings",
+            "missing",
+            f"{room}; {counted(ranks, 'rank')} of this host need {-(-needed_bytes >> 20)} MiB",
+            _ENLARGE,
+        )
     else:
         yield CheckResult("rings", "ok", room)
     if not info.locked:
-        why = "no file locks there: liveness is checked by pid, which fails across containers"
-        yield CheckResult("locks", "limited", why)
+        yield CheckResult(
+            "locks", "limited", "no file locks there: liveness is checked by pid, which fails across containers"
+        )
 
 
 _ENLARGE = "enlarge it: mount -o remount,size=1g /dev/shm, or in a container --shm-size (an emptyDir of medium Memory)"

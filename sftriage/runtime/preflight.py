@@ -139,8 +139,9 @@ def _attendance(reports: Sequence[HostReport], expected: int | None, missing: Se
     twice = sorted({number for number in numbers if numbers.count(number) > 1})
     if twice:
         same = ", ".join(report.host for report in reports if report.number == twice[0])
-        detail = f"{same} all have the number {twice[0]}"
-        return FoundCheck(first, "hosts", "wrong", detail, "give each host its own NODE_RANK")
+        return FoundCheck(
+            first, "hosts", "wrong", f"{same} all have the number {twice[0]}", "give each host its own NODE_RANK"
+        )
     if expected is None:
         return FoundCheck(first, "hosts", "ok", f"{came} came; the command does not say how many there are")
     if len(reports) >= expected:
@@ -149,8 +150,13 @@ def _attendance(reports: Sequence[HostReport], expected: int | None, missing: Se
     if not missing and len(numbers) < len(reports):
         absent = []
     named = f"; missing: {_some(absent)}" if absent else ""
-    do = "look at the output of those hosts: is the same command up there, with the same --job-id and --hub?"
-    return FoundCheck(first, "hosts", "missing", f"{len(reports)} of {expected} hosts came{named}", do)
+    return FoundCheck(
+        first,
+        "hosts",
+        "missing",
+        f"{len(reports)} of {expected} hosts came{named}",
+        "check the output of those hosts: is the same command up there, with the same --job-id and --hub?",
+    )
 
 
 def _unlike(report: HostReport, first: HostReport) -> Iterator[CheckResult]:
@@ -168,8 +174,12 @@ def _unlike(report: HostReport, first: HostReport) -> Iterator[CheckResult]:
         return
     if abs(report.ahead_s) - report.margin_s > CLOCK_S:
         way = "ahead of" if report.ahead_s > 0 else "behind"
-        apart = f"{abs(report.ahead_s):,.1f} s {way} the clock of {first.host}"
-        yield CheckResult("clock", "limited", apart, "set it by NTP (chronyc makestep)")
+        yield CheckResult(
+            "clock",
+            "limited",
+            f"{abs(report.ahead_s):,.1f} s {way} the clock of {first.host}",
+            "set it by NTP (chronyc makestep)",
+        )
     else:
         yield CheckResult("clock", "ok", f"within {max(abs(report.ahead_s) + report.margin_s, 1e-3):.3f} s")
 
@@ -227,8 +237,13 @@ def disk_check(directories: Sequence[Path], trace_bytes: int) -> CheckResult:
                 write_atomically(Path(place) / "trial", b"\0" * 4096)
             check_room(there)
         except OSError as error:
-            do = "free space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "start it in another directory"
-            return CheckResult("disk", "wrong", f"cannot write {there}: {error.strerror}", f"{do}, or give --out")
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            return CheckResult(
+                "disk",
+                "wrong",
+                f"cannot write {there}: {error.strerror}",
+                "free space there, or give --out" if full else "start it in another directory, or give --out",
+            )
         free.append((shutil.disk_usage(there).free, there))
     free_bytes, there = min(free)
     room = f"{there}, {free_bytes >> 20:,} MiB free"
@@ -241,8 +256,12 @@ def files_check(plan: JobPlan, limit: int) -> CheckResult:
     """Whether the limit of open files is enough for the agent, and for a rank that is connected to all others."""
     needed = SPARE_FILES + max(AGENT_FILES * plan.ranks, plan.world_size)
     if limit != resource.RLIM_INFINITY and limit < needed:
-        few = f"a process may open {limit:,} files; {counted(plan.ranks, 'rank')} here need {needed:,}"
-        return CheckResult("files", "wrong", few, f"ulimit -n {max(65536, needed)} before it starts")
+        return CheckResult(
+            "files",
+            "wrong",
+            f"a process may open {limit:,} files; {counted(plan.ranks, 'rank')} here need {needed:,}",
+            f"ulimit -n {max(65536, needed)} before it starts",
+        )
     unlimited = limit == resource.RLIM_INFINITY
     return CheckResult("files", "ok", "unlimited" if unlimited else f"a process may open {limit:,}")
 
@@ -251,8 +270,12 @@ def threads_check(ranks: int, left: int | None) -> CheckResult:
     """Whether ``left`` threads (None: no limit) are enough."""
     needed = RUN_THREADS + RANK_THREADS * ranks
     if left is not None and left < needed:
-        few = f"{counted(max(0, left), 'thread')} may start; {counted(ranks, 'rank')} here need at least {needed}"
-        return CheckResult("threads", "wrong", few, "raise ulimit -u, or the limit of pids of the container")
+        return CheckResult(
+            "threads",
+            "wrong",
+            f"{counted(max(0, left), 'thread')} may start; {counted(ranks, 'rank')} here need at least {needed}",
+            "raise ulimit -u, or the limit of pids of the container",
+        )
     return CheckResult("threads", "ok", "unlimited" if left is None else f"{left:,} may start")
 
 
@@ -288,19 +311,23 @@ def _kineto_check() -> CheckResult:
     except CaptureError as error:
         return CheckResult("torch", "wrong", f"{there.detail} does not import: {error}", "reinstall torch")
     if found.status:
-        why = f"{there.detail} does not import: {found.problem()}"
-        return CheckResult("torch", "wrong", why, "reinstall torch")
+        return CheckResult("torch", "wrong", f"{there.detail} does not import: {found.problem()}", "reinstall torch")
     if not found.output.split() or found.output.split()[-1] != "kineto":
-        why = f"{there.detail} has no Kineto: no captures by torch.profiler"
-        return CheckResult("torch", "limited", why, "install a torch built with USE_KINETO, or capture stacks alone")
+        return CheckResult(
+            "torch",
+            "limited",
+            f"{there.detail} has no Kineto: no captures by torch.profiler",
+            "install a torch built with USE_KINETO, or capture stacks alone",
+        )
     return CheckResult("torch", "ok", f"{there.detail}, with Kineto")
 
 
 def _nsys_check(plan: JobPlan) -> CheckResult:
     if not plan.nsys:
         if plan.by_nsys:
-            why = "a policy captures by nsys, but the ranks do not start under it"
-            return CheckResult("nsys", "limited", why, "add --nsys")
+            return CheckResult(
+                "nsys", "limited", "a policy captures by nsys, but the ranks do not start under it", "add --nsys"
+            )
         return CheckResult("nsys", "ok", "not used without --nsys")
     try:
         program = find_nsys()
@@ -308,9 +335,11 @@ def _nsys_check(plan: JobPlan) -> CheckResult:
         return CheckResult("nsys", "missing", str(error), "install it on this host, or leave out --nsys")
     level = content_of(Path("/proc/sys/kernel/perf_event_paranoid")).strip().decode("ascii", "replace")
     if plan.samples and os.geteuid() and level.isdecimal() and int(level) > 2:
-        why = f"the kernel forbids nsys to sample the CPU (perf_event_paranoid is {level})"
         return CheckResult(
-            "nsys", "limited", why, "sysctl kernel.perf_event_paranoid=2, or `sample: none` in the policy"
+            "nsys",
+            "limited",
+            f"the kernel forbids nsys to sample the CPU (perf_event_paranoid is {level})",
+            "sysctl kernel.perf_event_paranoid=2, or `sample: none` in the policy",
         )
     return CheckResult("nsys", "ok", str(program))
 
@@ -377,9 +406,13 @@ class HostCheck:
             report = self._report()
             status = None if hub is None else report_in(hub, self._places, report, self._left_until_s() + LAST_S)
             if hub is not None and status is None:
-                why = "the first host did not answer"
-                do = "look at its output: is the same command up there, with the same --job-id?"
-                report = replace(report, checks=(*report.checks, CheckResult("hub", "wrong", why, do)))
+                silent = CheckResult(
+                    "hub",
+                    "wrong",
+                    "the first host did not answer",
+                    "check its output: is the same command up there, with the same --job-id?",
+                )
+                report = replace(report, checks=(*report.checks, silent))
             found = compared([report], None)[1:]
             checked = Checked(found, status == 0 and is_ready(found), is_first=False)
         show(checked)
@@ -408,8 +441,13 @@ class HostCheck:
         try:
             self._options.check()
         except UsageError as error:
-            do = "give the name or address of the job's first host" if self._options.hub else "is that server up?"
-            self._checks.append(CheckResult("name", "wrong", str(error), do))
+            wrong = CheckResult(
+                "name",
+                "wrong",
+                str(error),
+                "give the name or address of the job's first host" if self._options.hub else "is that server up?",
+            )
+            self._checks.append(wrong)
             return False
         self._checks.append(CheckResult("name", "ok", ", ".join(name for _, name, _ in self._options.hosts)))
         return True
@@ -427,9 +465,13 @@ class HostCheck:
             self._server = options.start(self._out)
         except SftriageError as error:
             user = listener_on(port)
-            why = f"{error}; {user} listens there" if user else str(error)
-            do = "end that process, or choose another port on all hosts" if user else ""
-            self._checks.append(CheckResult("port" if user else "hub", "wrong", why, do))
+            wrong = CheckResult(
+                "port" if user else "hub",
+                "wrong",
+                f"{error}; {user} listens there" if user else str(error),
+                "end that process, or choose another port on all hosts" if user else "",
+            )
+            self._checks.append(wrong)
             return False
         held.callback(options.forget, self._server)
         self._checks.append(CheckResult("port", "ok", f"the hub starts on {host}:{port}"))
@@ -447,9 +489,14 @@ class HostCheck:
             hub.call(hub.connect(), self._left_until_s() - time.monotonic())
         except SftriageError as error:
             refused = hub is not None and hub.refused
-            do = f"compare {options.address.credentials} with the file on the first host" if refused else ""
             what = "credentials" if refused or hub is None else "hub"
-            self._checks.append(CheckResult(what, "wrong", str(error), do))
+            wrong = CheckResult(
+                what,
+                "wrong",
+                str(error),
+                f"compare {options.address.credentials} with the file on the first host" if refused else "",
+            )
+            self._checks.append(wrong)
             return None
         self._checks.append(CheckResult("credentials", "ok", f"the hub at {options.address.url} takes them"))
         return hub
@@ -465,8 +512,14 @@ class HostCheck:
         found = compared(reports, expected, missing)
         refused = self._server.refused() if self._server is not None and len(reports) != expected else []
         if refused:
-            why, do = f"refused those of {_some(refused)}", "copy the same file to all hosts, and give it with --creds"
-            found.append(FoundCheck(self._name, "credentials", "wrong", why, do))
+            differ = FoundCheck(
+                self._name,
+                "credentials",
+                "wrong",
+                f"the hub refused those of {_some(refused)}",
+                "copy the same file to all hosts, and give it with --creds",
+            )
+            found.append(differ)
         return Checked(found, is_ready(found))
 
 

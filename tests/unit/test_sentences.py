@@ -535,7 +535,7 @@ def calls(rooms: str, functions: str) -> Rows:
     """What is said in the files of some rooms, by the file."""
     for path in sorted(str(path.relative_to(SOURCE)) for room in rooms.split() for path in SOURCE.glob(room)):
         for text in said_in(path, *functions.split()):
-            yield "doctor" if "CheckResult _" in functions else path, text
+            yield path, text
 
 
 def remedies() -> Rows:
@@ -573,7 +573,7 @@ def table(capsys) -> str:
         "Advice": remedies(),
         "The first glance": first_glance(),
         "Conditions of objects in a cluster": tables(CONDITIONS),
-        "Findings of the doctor": calls("runtime/doctor.py", "CheckResult _present"),
+        "Findings of the doctor": calls("runtime/doctor.py runtime/preflight.py", "CheckResult FoundCheck"),
         "Lines of commands": calls("commands/*.py runtime/*.py", "say tell write"),
         "Warnings": calls("**/*.py", "warning error warn joined _log_once Loop"),
     }
