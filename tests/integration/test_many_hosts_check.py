@@ -1,7 +1,9 @@
 """`sftriage run --check` on two hosts: they meet, the first one names each host with a problem, and nothing is left."""
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from tests.integration.hubs import START
 from tests.integration.namespaces import BOTH, two_hosts
 from tests.integration.processes import DEADLINE_S, ROOT, wait_until
+from tests.integration.shared_nats import SharedNats
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
@@ -126,3 +129,31 @@ def test_a_taken_port_is_reported_with_the_process_that_has_it(hosts, begin, tmp
     assert f"process {listener.pid} (python" in wrong(found)["port", "node-a"]
     # AND the second one cannot meet the first
     assert set(wrong(other)) & {("hub", "node-b"), ("credentials", "node-b")}
+
+
+def test_on_a_shared_server_the_permissions_of_a_job_suffice_and_the_keys_of_another_do_not(tmp_path, environment, start):
+    pytest.importorskip("nkeys", reason="keys want the extra `nats`")
+    # GIVEN a server with accounts for two jobs, and two hosts, the first of which has number 0
+    names = [f"{socket.gethostname()}-{number}" for number in range(2)]
+    with contextlib.closing(SharedNats(tmp_path / "nats", {"a": names, "b": names})) as server:
+
+        def begin(number, keys="a", patience_s=PATIENCE_S):
+            (place := tmp_path / f"host-{number}").mkdir(exist_ok=True)
+            where = ("--job-id", "a", "--nats", server.url, "--creds", server.creds(keys), "--seconds", patience_s)
+            own = {**environment, "NODE_RANK": str(number), "PYTHONPATH": str(ROOT)}
+            command = ("run", "--check", "--json", *where, "--", sys.executable, "--nnodes=2", "train.py")
+            return start(*command, cwd=place, env=own)
+
+        # WHEN they check the job THEN they meet there
+        both = [begin(number) for number in range(2)]
+        outputs = [process.communicate(timeout=DEADLINE_S) for process in both]
+        assert [process.returncode for process in both] == [0, 0], outputs
+        assert {row["host"] for row in json.loads(outputs[0][0])} == set(names)
+        assert (server.violations, list((server.directory / "jetstream").glob("**/streams/*"))) == ([], [])
+        # AND a host with the keys of another job does not: each job has its own account
+        apart = [begin(0, patience_s=1), begin(1, keys="b", patience_s=1)]
+        details = [process.communicate(timeout=DEADLINE_S)[0] for process in apart]
+        assert [process.returncode for process in apart] == [1, 1]
+        assert "missing: number 1" in details[0]
+        assert "the first host did not answer" in details[1]
+    assert not [file for number in range(2) for file in (tmp_path / f"host-{number}").iterdir()]
