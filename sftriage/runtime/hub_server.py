@@ -106,7 +106,11 @@ class HubServer:
             )
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot start the hub: {error}") from error
-        self._wait(address, name)
+        try:
+            self._wait(address, name)
+        except BaseException:
+            self.close()
+            raise
 
     def keep(self) -> None:
         """From now on, restart it if it ends by itself."""
@@ -152,7 +156,6 @@ class HubServer:
                 if name.encode() in server.recv(4096):
                     return
             time.sleep(0.05)
-        self.close()
         fatal = [line for line in self._log.read_text("utf-8", "replace").splitlines() if "[FTL]" in line]
         why = fatal[-1].partition("[FTL] ")[2] if fatal else "it does not listen"
         if "address already in use" in why:
@@ -312,7 +315,8 @@ class HubOptions:
         make_secret(secret)
         try:
             server = HubServer((listens_on(host), port), store, secret, self.tls)
-        except UsageError:
+        except BaseException:
+            # (also if a signal ends `sftriage run --check` meanwhile)
             if not there:
                 secret.unlink()
             if is_new:

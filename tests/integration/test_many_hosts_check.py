@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -120,6 +121,14 @@ def test_a_host_with_other_credentials_is_refused_and_both_name_that(begin, tmp_
     assert (tmp_path / "secret").read_text() == "sftriage:secret\n"
 
 
+def test_a_first_host_that_is_ended_leaves_nothing(begin, tmp_path):
+    process, _ = begin(0)
+    wait_until((tmp_path / "secret").exists)
+    process.terminate()
+    assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+    assert not (tmp_path / "secret").exists()
+
+
 def test_a_taken_port_is_reported_with_the_process_that_has_it(hosts, begin, tmp_path):
     listener = hosts.start(0, [sys.executable, "-c", LISTEN], dict(os.environ), Path(tmp_path / "listener"))
     wait_until(lambda: "up" in (tmp_path / "listener").read_text())
@@ -131,7 +140,9 @@ def test_a_taken_port_is_reported_with_the_process_that_has_it(hosts, begin, tmp
     assert set(wrong(other)) & {("hub", "node-b"), ("credentials", "node-b")}
 
 
-def test_on_a_shared_server_the_permissions_of_a_job_suffice_and_the_keys_of_another_do_not(tmp_path, environment, start):
+def test_on_a_shared_server_the_permissions_of_a_job_suffice_and_the_keys_of_another_do_not(
+    tmp_path, environment, start
+):
     pytest.importorskip("nkeys", reason="keys want the extra `nats`")
     # GIVEN a server with accounts for two jobs, and two hosts, the first of which has number 0
     names = [f"{socket.gethostname()}-{number}" for number in range(2)]
