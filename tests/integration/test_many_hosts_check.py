@@ -140,9 +140,7 @@ def test_a_taken_port_is_reported_with_the_process_that_has_it(hosts, begin, tmp
     assert set(wrong(other)) & {("hub", "node-b"), ("credentials", "node-b")}
 
 
-def test_on_a_shared_server_the_permissions_of_a_job_suffice_and_the_keys_of_another_do_not(
-    tmp_path, environment, start
-):
+def test_on_a_shared_server_the_permissions_of_a_job_suffice_and_keys_of_another_do_not(tmp_path, environment, start):
     pytest.importorskip("nkeys", reason="keys want the extra `nats`")
     # GIVEN a server with accounts for two jobs, and two hosts, the first of which has number 0
     names = [f"{socket.gethostname()}-{number}" for number in range(2)]
