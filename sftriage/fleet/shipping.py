@@ -24,7 +24,7 @@ import msgspec
 from sftriage.base.loops import Backoff, LogOnce, Loop
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.fleet.hub import Hub, HubError, LogLeader, Subjects, token
-from sftriage.fleet.transfers import CountedFile, HostCaptures, Transfer
+from sftriage.fleet.transfers import CountedFile, HostCaptures, StoredBeforeError, Transfer
 from sftriage.fleet.wire import (
     MAX_ITEMS,
     MAX_MESSAGE_BYTES,
@@ -459,6 +459,8 @@ class HostEnd:
                 if orders is not None and all(capture.request.capture_id != capture_id for capture in orders.captures):
                     raise CaptureError("the controller no longer wants it")
             report = replace(report, elsewhere=elsewhere)
+        except StoredBeforeError as error:
+            report = replace(report, result=replace(report.result, state="refused", detail=str(error)))
         except Exception as error:
             why = f"it is stored on {self._name}{where}, but could not be sent: {error}"
             report = replace(report, result=replace(report.result, state="failed", detail=why))

@@ -78,6 +78,10 @@ class CountedFile(io.BufferedIOBase):
         return count
 
 
+class StoredBeforeError(CaptureError):
+    """The trace of a capture is in the store alone, under an earlier run of the job."""
+
+
 class HostCaptures:
     """The captures that a host keeps in its directory, with copies in its run's store if ``url`` is that store.
 
@@ -89,13 +93,19 @@ class HostCaptures:
         self._log_once = LogOnce(log)
 
     def manifest(self, capture_id: str, run: RunName) -> tuple[bytes, dict[str, Path]]:
-        """The manifest of a capture, under its run's name (which comes with the first orders), and its files."""
+        """The manifest of a capture, under its run's name (which comes with the first orders), and its files.
+
+        Raises StoredBeforeError for a controller that orders it again because an earlier run was lost.
+        """
         manifest = self.local.manifest(capture_id)
+        files = {artefact.name: self.local.file(capture_id, artefact.name) for artefact in manifest.artefacts}
+        here = {name: path for name, path in files.items() if path.exists()}
+        if len(here) < len(files) and "" != run.run_id != manifest.run:
+            raise StoredBeforeError(f"its trace is in the store, as that of the earlier run {manifest.run}")
         named = manifest.model_copy(update={"job": run.job or manifest.job, "run": run.run_id or manifest.run})
         if named != manifest:
             write_atomically(self.local.file(capture_id, MANIFEST_NAME), named.to_json().decode())
-        paths = ((artefact.name, self.local.file(capture_id, artefact.name)) for artefact in named.artefacts)
-        return named.to_json(), {name: path for name, path in paths if path.exists()}
+        return named.to_json(), here
 
     def copied(self, capture_id: str, run: RunName, transfer: Transfer) -> bool:
         """Copy a capture to its run's store; False if it has to go through the hub instead."""

@@ -255,6 +255,8 @@ def test_a_controller_is_evicted(job):
     job.until(lambda: job.report["status"].get("run") not in (None, run))
     judged_on(job)
     assert before <= {each["metadata"]["name"] for each in job.stored()}
+    # AND what the next one orders again is neither made twice nor lost
+    assert not [each for each in job.get("tracecaptures") if each.get("status", {}).get("state") == "failed"]
 
 
 def test_a_pod_is_evicted_for_its_spool(job, store, home):
@@ -286,12 +288,12 @@ def test_a_quota_has_no_room(job, store, home):
         range_ = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "ranged"}, "spec": limits}
         jobs = {}
         for name, body in (*room, ("ranged", range_)):
-
-            def with_it(objects: list[Any], body: Any = body, name: str = name) -> None:
-                slower(objects)
-                objects.insert(0, {**body, "metadata": {**body["metadata"], "namespace": name}})
-
-            jobs[name] = held.enter_context(Sample.running(job.cluster, store, name, SHORT, with_it))
+            job.cluster.kubectl("create", "namespace", name)
+            job.cluster.create(body, name)
+            if body["kind"] == "ResourceQuota":
+                # (it applies once it was counted)
+                wait_until(lambda name=name: "hard" in job.cluster.get("quota", name, namespace=name).get("status", {}))
+            jobs[name] = held.enter_context(Sample.running(job.cluster, store, name, SHORT, slower))
         one = jobs["pods-only"]
         one.until(lambda: "exceeded quota" in why_not_watched(one))
         assert "Raise the quota or limit" in why_not_watched(one)

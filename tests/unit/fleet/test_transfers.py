@@ -4,7 +4,7 @@ import pytest
 
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.fleet import transfers
-from sftriage.fleet.transfers import REPORT_S, CountedFile, Fetching, HostCaptures, Transfer
+from sftriage.fleet.transfers import REPORT_S, CountedFile, Fetching, HostCaptures, StoredBeforeError, Transfer
 from sftriage.fleet.wire import RunName
 from sftriage.model.captures import CaptureResult
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
@@ -104,6 +104,11 @@ def test_with_nothing_to_be_kept_here_a_host_keeps_what_is_in_the_store_nowhere_
     for _ in range(2):
         assert host.copied("c-1", name, UPLOADING)
     # THEN only the manifest is here
+    assert host.manifest("c-1", name)[1] == {}
+    # AND WHEN the next run of the job orders it again THEN it learns where it is, and nothing changes
+    for _ in range(2):
+        with pytest.raises(StoredBeforeError, match="in the store, as that of the earlier run run-7"):
+            host.manifest("c-1", RunName("job", "run-8", name.store))
     assert host.manifest("c-1", name)[1] == {}
 
 
