@@ -10,6 +10,7 @@ part      named the rank, with no stage or another one.
 wrong     named only ranks that are not at fault. A tool that names more than one rank counts by its best name, and the
           others count as false names.
 nothing   named no rank.
+failed    the job did not end well with it.
 
 The steps in a cell are those from the first with the fault to the one in which the name was there to read.
 """
@@ -26,6 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.crew import RowFailedError
 from bench.estimates import ratio
 from bench.jobs.compared import STAGES_S, Plan
 from bench.peers import RESILIENCY, TOOLS, Name, Ran, installed, refusal, watch
@@ -52,7 +54,7 @@ FAULTS: dict[str, str | None] = {
 }
 """Faults, and their stage; the host is slow in all of them."""
 CONTROLS = ("healthy", "healthy again")
-DID = ("right", "part", "wrong", "nothing")
+DID = ("right", "part", "wrong", "nothing", "failed")
 HANG_S = 20.0
 SETTLED = 20
 """The first step that counts for the cost: before it, tools and torch warm up."""
@@ -139,10 +141,18 @@ def one_row(
     ran: dict[str, Ran] = {}
     outcomes: list[Outcome] = []
     for name in order:
-        ran[name] = watch(name, plan, options.ranks, folder / name, pythons[name])
-        if name != "bare" and name in options.tools:
-            outcomes.append(outcome(name, ran[name].names, plan, ran[name].ended_s[plan.onset - 1]))
-    outcomes += [outcome(name, by_rule(BY_RULE[name], folder / "sftriage" / "run"), plan) for name in rules]
+        try:
+            ran[name] = watch(name, plan, options.ranks, folder / name, pythons[name])
+        except RowFailedError as error:
+            say(str(error))
+    for name in (name for name in NAMED if name in options.tools):
+        one = ran.get(name)
+        onset_s = one and one.ended_s[plan.onset - 1]
+        outcomes.append(outcome(name, one.names, plan, onset_s) if one else Outcome(name, "failed"))
+    for name in rules:
+        recorded = "sftriage" in ran
+        names = by_rule(BY_RULE[name], folder / "sftriage" / "run") if recorded else []
+        outcomes.append(outcome(name, names, plan) if recorded else Outcome(name, "failed"))
     for one in sorted(outcomes, key=lambda one: list(options.tools).index(one.tool)):
         named = "" if one.named is None else f"rank {one.named[0]}, {one.named[1]}"
         say(f"    {one.tool:24}{cell(asdict(one)):20}{named}")
@@ -202,8 +212,9 @@ def summary(tool: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found |= {"controls": len(controls), "controls_with_a_name": sum(bool(one["false_names"]) for one in controls)}
     steps = [one["after_steps"] for one in faults if one["after_steps"] is not None]
     found["after_steps"] = statistics.median(steps) if steps else None
-    if tool in TOOLS:
-        mine, bare = ([row["costs"][name] for row in rows] for name in (tool, "bare"))
+    if tool in TOOLS and any({tool, "bare"} <= row["costs"].keys() for row in rows):
+        both = [row["costs"] for row in rows if {tool, "bare"} <= row["costs"].keys()]
+        mine, bare = ([costs[name] for costs in both] for name in (tool, "bare"))
         found["step_ratio"] = ratio([one["step_s"] for one in mine], [one["step_s"] for one in bare])
         found |= {of: statistics.median(one[of] for one in mine) for of in ("cpu_s", "peak_bytes", "written_bytes")}
     return found
@@ -236,12 +247,12 @@ def show(found: dict[str, Any]) -> Iterator[str]:
     )
     yield ""
     heads = ["", *DID, "false", "controls", "after steps", "step / bare", "CPU s", "MiB", "KiB on disk"]
-    yield from table(heads, ([tool, *figures(of)] for tool, of in tools.items()))
+    yield from table(heads, ([tool, *figures(tool, of)] for tool, of in tools.items()))
     if found["refused"]:
         yield f"{NVRX} does not start here: {found['refused']}"
 
 
-def figures(of: Mapping[str, Any]) -> list[str]:
+def figures(tool: str, of: Mapping[str, Any]) -> list[str]:
     """A tool's line in the last table."""
     cells = [
         *(str(of[did]) for did in DID),
@@ -250,7 +261,7 @@ def figures(of: Mapping[str, Any]) -> list[str]:
     ]
     cells.append("" if of["after_steps"] is None else f"{of['after_steps']:.0f}")
     if "step_ratio" not in of:
-        return [*cells, "rule only", "", "", ""]
+        return [*cells, "rule only" if tool in BY_RULE else "", "", "", ""]
     sizes = of["peak_bytes"] / 2**20, of["written_bytes"] / 2**10
     return [*cells, of["step_ratio"].words(3), f"{of['cpu_s']:.1f}", *(f"{size:.0f}" for size in sizes)]
 

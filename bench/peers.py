@@ -30,6 +30,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.crew import RowFailedError
 from bench.jobs.compared import Plan
 from bench.processes import Use
 from bench.runner import HERE, environment_of, say
@@ -254,7 +255,7 @@ def watch(name: str, plan: Plan, ranks: int, folder: Path, python: Path) -> Ran:
     """Run a job with a tool beside it, in an empty folder. The launcher and the trainers are no part of the tool.
 
     Raises:
-        SystemExit: the job failed, or took too long; with the end of its output.
+        RowFailedError: the job failed, or took too long; with the end of its output.
     """
     out = folder / "out"
     out.mkdir(parents=True)
@@ -277,7 +278,7 @@ def watch(name: str, plan: Plan, ranks: int, folder: Path, python: Path) -> Ran:
             running[-1].wait(1.0)
         status = running[-1].poll()
         if status != 0 or not all((out / f"{rank}.json").exists() for rank in range(ranks)):
-            raise SystemExit(f"{shlex.join(map(str, tool.command()))}: status {status}\n" + "\n".join(lines[-30:]))
+            raise RowFailedError(f"{shlex.join(map(str, tool.command()))}: status {status}\n" + "\n".join(lines[-30:]))
         tool.finish()
     trainers = {int(path.read_text()) for path in out.glob("*.pid")}
     beside = [use for pid, use in taken.items() if pid not in trainers]
