@@ -3,7 +3,7 @@
 Each row is one training job (DDP over Gloo, `jobs/compared.py`) with one fault drawn from the seed, which every tool
 watches in turn, in random order, as its documentation says (`peers.py`). A tool that cannot run without a GPU, and the
 plain rules (`rivals.py`), judge the windows that sftriage recorded instead: ``rule only``. A row takes about two
-minutes.
+minutes. Ctrl-C ends it with the rows so far.
 
 right     named the rank and the stage at fault; of a slow host, the rank.
 part      named the rank, with no stage or another one.
@@ -23,6 +23,7 @@ import random
 import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -125,9 +126,9 @@ def by_rule(rule: str, run: Path) -> list[Name]:
     windows = list(load_recording(run).windows(Shape(WINDOW_STEPS, STRIDE_STEPS, WARMUP_STEPS)))
     names = []
     for index, window in enumerate(windows):
-        said = says(RULES[rule], windows[: index + 1])
-        if said.alarm:
-            names.append(Name(said.ranked[0].rank, said.ranked[0].stage, window.last_step))
+        answer = says(RULES[rule], windows[: index + 1])
+        if answer.alarm:
+            names.append(Name(answer.ranked[0].rank, answer.ranked[0].stage, window.last_step))
     return names
 
 
@@ -186,7 +187,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     rng = random.Random(options.seed)
     ranks = Deck(range(options.ranks), rng)
     rows = []
-    with tempfile.TemporaryDirectory(prefix="compare-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="compare-") as scratch, suppress(KeyboardInterrupt):
         for number in range(options.rounds):
             for fault in options.only:
                 plan = drawn(fault, options, rng, ranks)

@@ -41,7 +41,7 @@ from sftriage.runs.journal import read_journal
 from tests.integration.processes import descendants, ended, free_port, wait_until
 
 SCRIPT = HERE / "jobs" / "compared.py"
-LIMIT_S, SAMPLE_S, POLL_S = 240.0, 0.5, 2.0
+LIMIT_S, SAMPLE_S, POLL_S = 600.0, 0.5, 2.0
 ROWS, COLUMNS = 60, 240
 """Of the terminal: wide enough that no sentence is broken."""
 _ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|[@-Z\\-_])")
@@ -278,7 +278,8 @@ def watch(name: str, plan: Plan, ranks: int, folder: Path, python: Path) -> Ran:
             running[-1].wait(1.0)
         status = running[-1].poll()
         if status != 0 or not all((out / f"{rank}.json").exists() for rank in range(ranks)):
-            raise RowFailedError(f"{shlex.join(map(str, tool.command()))}: status {status}\n" + "\n".join(lines[-30:]))
+            output = [line for line in lines if line.strip(" │")][-15:]
+            raise RowFailedError("\n".join([f"{shlex.join(map(str, tool.command()))}: status {status}", *output]))
         tool.finish()
     trainers = {int(path.read_text()) for path in out.glob("*.pid")}
     beside = [use for pid, use in taken.items() if pid not in trainers]
