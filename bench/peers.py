@@ -100,10 +100,10 @@ class Tool:
         return {}
 
     def line(self, time_s: float, text: str) -> None:
-        """Take a line of the terminal."""
+        """Read a line of the terminal."""
 
     def poll(self) -> None:
-        """Take a look at its live view, while the job runs."""
+        """Read its live view, while the job runs."""
 
     def finish(self) -> None:
         """Read what it left."""
