@@ -17,7 +17,11 @@ BUILT = Path("sftriage/trainer/_moments.abi3.so")
 
 
 class MomentsBuildHook(BuildHookInterface[Any]):
-    """``SFTRIAGE_COMPILE=0`` builds the wheel without it; ``SFTRIAGE_COMPILE=1`` fails where it cannot be built."""
+    """``SFTRIAGE_COMPILE=0`` builds the wheel without it; ``SFTRIAGE_COMPILE=1`` fails where it cannot be built.
+
+    ``SFTRIAGE_PLATFORM`` is the platform in the wheel's tag, by default this machine's: that of a cross compiler in
+    ``CC`` (release/wheels.py).
+    """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, and say for which machines the wheel is."""
@@ -33,7 +37,8 @@ class MomentsBuildHook(BuildHookInterface[Any]):
             said = f"{error}\n{why}".rstrip()
             self.app.display_warning(f"the recorder's writer is not built in C, but runs in Python: {said}")
             return
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        platform = os.environ.get("SFTRIAGE_PLATFORM", here)
         build_data |= {"pure_python": False, "tag": f"cp310-abi3-{platform}"}
         build_data["artifacts"].append(f"/{BUILT}")
 
@@ -45,6 +50,7 @@ class MomentsBuildHook(BuildHookInterface[Any]):
         command = [
             *compiler,
             "-O2",
+            "-g0",  # debug information has paths of the build in it
             "-fno-plt",  # where caches are cold, a table less to go through
             "-fPIC",
             "-shared",
