@@ -21,15 +21,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, unquote_to_bytes
-
-import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import NullPool, StaticPool
-from sqlalchemy.types import TypeEngine
+from urllib.parse import parse_qs, quote, unquote, unquote_to_bytes, urlsplit
 
 from sftriage.base.files import refusing
 from sftriage.errors import CatalogueError, UsageError
@@ -37,11 +31,7 @@ from sftriage.model.captures import CAPTURE_ID
 from sftriage.traces.manifest import CONTROL, CauseInfo, Manifest
 from sftriage.traces.store import Store
 
-# Compared byte by byte, as in SQLite and Python, rather than in the order of the database's language.
-_TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
-_METADATA = sa.MetaData()
-VERSION = "0001"  # version of these tables; raise it with every change to them
-_schema = sa.Table("sftriage_schema", _METADATA, sa.Column("version_num", sa.String(32), primary_key=True))
+VERSION = "0001"  # version of the tables; raise it with every change to them
 
 CONNECT_S, STATEMENT_S, TRANSACTION_S = 5, 10, 20  # timeouts of a shared database
 BUSY_SECONDS = 10.0  # how long a SQLite file may be locked by another process
@@ -169,43 +159,41 @@ class CaptureQuery:
 
 
 # Each field of the row is a column of the same name and type.
-_TYPES: Mapping[str, TypeEngine[Any]] = {"str": _TEXT, "int": sa.BigInteger(), "float": sa.Double()}
-_captures = sa.Table(
-    "sftriage_captures",
-    _METADATA,
-    sa.Column("key", _TEXT, primary_key=True),
-    *(
-        sa.Column(
-            field.name,
-            _TYPES[str(field.type).removesuffix(" | None")],
-            nullable=str(field.type).endswith("None"),
-            index=field.name == "created_at",
-        )
-        for field in dataclasses.fields(CaptureRow)
-    ),
-)
-
-# The stores that are completely indexed. Deleting a row has its store indexed again.
-_stores = sa.Table(
-    "sftriage_stores", _METADATA, sa.Column("key", _TEXT, primary_key=True), sa.Column("store", _TEXT, nullable=False)
-)
+_COLUMNS = tuple(field.name for field in dataclasses.fields(CaptureRow))
+_TYPES = {
+    "str": "{text} NOT NULL",
+    "int": "BIGINT NOT NULL",
+    "float": "{real} NOT NULL",
+    "str | None": "{text}",
+    "int | None": "BIGINT",
+}
+_ROW = ", ".join(f"{field.name} {_TYPES[str(field.type)]}" for field in dataclasses.fields(CaptureRow))
+# The stores in sftriage_stores are completely indexed. Deleting a row there has its store indexed again.
+_TABLES = {
+    "sftriage_captures": f'"key" {{text}} NOT NULL, {_ROW}, PRIMARY KEY ("key")',
+    "sftriage_schema": "version_num VARCHAR(32) NOT NULL, PRIMARY KEY (version_num)",
+    "sftriage_stores": '"key" {text} NOT NULL, store {text} NOT NULL, PRIMARY KEY ("key")',
+}
+_INDEX = "CREATE INDEX ix_sftriage_captures_created_at ON sftriage_captures (created_at)"
 _EQUAL = ("job", "run", "rank", "stage", "label", "rule", "profiler", "host", "reproduced")
+_Condition = tuple[str, tuple[Any, ...]]  # SQL, and its values
+_NEVER: _Condition = ("1 = 0", ())
 
 
-def _conditions(wanted: CaptureQuery, store: str | None) -> Iterator[sa.ColumnElement[bool]]:
+def _conditions(wanted: CaptureQuery, store: str | None) -> Iterator[_Condition]:
     if store is not None:
-        yield _captures.c.store == store
+        yield "store = ?", (store,)
     for name in _EQUAL:
         if (value := getattr(wanted, name)) is not None:
-            yield _captures.c[name] == value if _storable(value) else sa.false()
+            yield (f"{name} = ?", (value,)) if _storable(value) else _NEVER
     if (prefix := wanted.prefix) is not None:
-        yield sa.func.substr(_captures.c.capture_id, 1, len(prefix)) == prefix if _storable(prefix) else sa.false()
+        yield ("substr(capture_id, 1, ?) = ?", (len(prefix), prefix)) if _storable(prefix) else _NEVER
     if wanted.steps is not None:
-        spans = (("first_step", "last_step"), ("window_first_step", "window_last_step"))
         begin, end = wanted.steps
-        yield sa.or_(*(sa.and_(_captures.c[first] <= end, _captures.c[last] >= begin) for first, last in spans))
+        inside = "(first_step <= ? AND last_step >= ? OR window_first_step <= ? AND window_last_step >= ?)"
+        yield inside, (end, begin, end, begin)
     if wanted.since is not None:
-        yield _captures.c.created_at >= _written(wanted.since)
+        yield "created_at >= ?", (_written(wanted.since),)
 
 
 def _storable(value: str | int) -> bool:
@@ -244,24 +232,29 @@ class Catalogue:
     def add(self, *manifests: Manifest) -> None:
         """Index captures of the store; repeating it changes nothing."""
         rows = [CaptureRow.of(manifest, self._own_name, self._own_store.reference(manifest)) for manifest in manifests]
-        values = [{"key": _key_of(row.store, row.reference), **dataclasses.asdict(row)} for row in rows]
+        values = [(_key_of(row.store, row.reference), *dataclasses.astuple(row)) for row in rows]
         for first in range(0, len(values), _BATCH):
-            self._run_query(partial(_upsert, _captures, values[first : first + _BATCH]), write=True)
+            batch = values[first : first + _BATCH]
+            self._run_query(partial(_upsert, "sftriage_captures", ("key", *_COLUMNS), batch), write=True)
 
     def drop(self, *references: str) -> None:
         """Drop captures from the index, by their references, as far as they are there."""
         keys = [_key_of(self._own_name, reference) for reference in sorted(references)]
         for first in range(0, len(keys), _BATCH):
-            forget = sa.delete(_captures).where(_captures.c.key.in_(keys[first : first + _BATCH]))
-            self._run_query(partial(sa.Connection.execute, statement=forget), write=True)
+            some = keys[first : first + _BATCH]
+            forget = f"DELETE FROM sftriage_captures WHERE key IN ({_marks(some)})"
+            self._run_query(partial(_Cursor.execute, statement=forget, values=some), write=True)
 
     def find(self, wanted: CaptureQuery | None = None) -> list[CaptureRow]:
         """The captures that match, oldest first; a capture in several stores comes once."""
         here = None if self._store is None else self._own_name
-        columns = (_captures.c[field.name] for field in dataclasses.fields(CaptureRow))
-        order = (_captures.c[name] for name in ("created_at", "capture_id", "job", "run", "store"))
-        query = sa.select(*columns).where(*_conditions(wanted or CaptureQuery(), here)).order_by(*order)
-        found = self._run_query(lambda connection: connection.execute(query).all(), indexed=here is not None)
+        conditions = [("1 = 1", ()), *_conditions(wanted or CaptureQuery(), here)]
+        query = (
+            f"SELECT {', '.join(_COLUMNS)} FROM sftriage_captures WHERE {' AND '.join(sql for sql, _ in conditions)}"
+            " ORDER BY created_at, capture_id, job, run, store"
+        )
+        values = [value for _, some in conditions for value in some]
+        found = self._run_query(lambda cursor: cursor.execute(query, values), indexed=here is not None)
         rows = [row for row in map(CaptureRow.read, found) if row is not None]
         return _each_once(rows) if self._store is None else [replace(row, store=self._store.place) for row in rows]
 
@@ -288,8 +281,8 @@ class Catalogue:
         found, problems = self._read(self._own_store.ids(), progress)
         self.add(*found)
         self.drop(*(known - set(map(self._own_store.reference, found))))
-        mark = {"key": _key_of(self._own_name), "store": self._own_name}
-        self._run_query(partial(_upsert, _stores, [mark]), write=True)
+        mark = [(_key_of(self._own_name), self._own_name)]
+        self._run_query(partial(_upsert, "sftriage_stores", ("key", "store"), mark), write=True)
         return len(found), (*problems, *self._own_store.leftovers())
 
     def _read(
@@ -308,19 +301,20 @@ class Catalogue:
         return listing.manifests, tuple(problems)
 
     def _references(self) -> frozenset[str]:
-        query = sa.select(_captures.c.reference).where(_captures.c.store == self._own_name)
-        return self._run_query(lambda connection: frozenset(connection.execute(query).scalars()))
+        query = "SELECT reference FROM sftriage_captures WHERE store = ?"
+        return self._run_query(lambda cursor: frozenset(row[0] for row in cursor.execute(query, [self._own_name])))
 
-    def _unexplained(self, connection: sa.Connection) -> frozenset[str]:
-        now, at = datetime.now(timezone.utc), _captures.c.created_at
-        lately = at >= _written(now - _EXPLAINED_LATER), at <= _written(now)
-        mine = _captures.c.store == self._own_name, _captures.c.cause.is_(None), *lately
-        newest = sa.select(_captures.c.reference).where(*mine).order_by(at.desc()).limit(_MAX_UNEXPLAINED)
-        return frozenset(connection.execute(newest).scalars())
+    def _unexplained(self, cursor: _Cursor) -> frozenset[str]:
+        now = datetime.now(timezone.utc)
+        newest = (
+            "SELECT reference FROM sftriage_captures WHERE store = ? AND cause IS NULL AND created_at >= ?"
+            f" AND created_at <= ? ORDER BY created_at DESC LIMIT {_MAX_UNEXPLAINED}"
+        )
+        values = [self._own_name, _written(now - _EXPLAINED_LATER), _written(now)]
+        return frozenset(row[0] for row in cursor.execute(newest, values))
 
-    def _has_mark(self, connection: sa.Connection) -> bool:
-        query = sa.select(_stores.c.key).where(_stores.c.key == _key_of(self._own_name))
-        return connection.execute(query).first() is not None
+    def _has_mark(self, cursor: _Cursor) -> bool:
+        return bool(cursor.execute("SELECT 1 FROM sftriage_stores WHERE key = ?", [_key_of(self._own_name)]))
 
     @property
     def _own_store(self) -> Store:
@@ -333,35 +327,39 @@ class Catalogue:
         return self._database.store_name(self._own_store.place)
 
     def _run_query(
-        self, question: Callable[[sa.Connection], _Result], *, write: bool = False, indexed: bool = False
+        self, question: Callable[[_Cursor], _Result], *, write: bool = False, indexed: bool = False
     ) -> _Result:
         problem = self.name
         while True:
             try:
                 return self._run_once(question, write=write, indexed=indexed)
-            except (DBAPIError, _Foreign) as error:
+            except (self._database.error, _Foreign) as error:
                 if problem != self.name or not self._database.set_aside(error):
                     raise CatalogueError(f"{problem}: {_reason(error)}{self._database.remedy(error)}") from error
                 problem = f"{self.name} cannot be rebuilt"
 
-    def _run_once(self, question: Callable[[sa.Connection], _Result], *, write: bool, indexed: bool) -> _Result:
-        with self._database.transaction(write=write) as connection:
-            if self._database.is_current(connection) and (not indexed or self._has_mark(connection)):
-                return question(connection)
-        with self._database.transaction(write=True) as connection:
+    def _run_once(self, question: Callable[[_Cursor], _Result], *, write: bool, indexed: bool) -> _Result:
+        with self._database.transaction(write=write) as cursor:
+            if self._database.is_current(cursor) and (not indexed or self._has_mark(cursor)):
+                return question(cursor)
+        with self._database.transaction(write=True) as cursor:
             # (does nothing if another process was first)
-            self._database.make(connection)
-            indexed = indexed and not self._has_mark(connection)
+            self._database.make(cursor)
+            indexed = indexed and not self._has_mark(cursor)
         if indexed:
             self.reindex()
-        with self._database.transaction(write=write) as connection:
-            return question(connection)
+        with self._database.transaction(write=write) as cursor:
+            return question(cursor)
 
 
-def _upsert(table: sa.Table, rows: Sequence[dict[str, Any]], connection: sa.Connection) -> None:
-    # (each dialect has its own insert, of the same name)
-    statement: Any = import_module(f"sqlalchemy.dialects.{connection.dialect.name}").insert(table)
-    connection.execute(statement.on_conflict_do_update(index_elements=["key"], set_=dict(statement.excluded)), rows)
+def _marks(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _upsert(table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], cursor: _Cursor) -> None:
+    new = ", ".join(f"{name} = excluded.{name}" for name in columns)
+    insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({_marks(columns)})"
+    cursor.execute_each(f"{insert} ON CONFLICT (key) DO UPDATE SET {new}", rows)
 
 
 def _each_once(rows: Sequence[CaptureRow]) -> list[CaptureRow]:
@@ -379,41 +377,64 @@ class _Foreign(Exception):  # noqa: N818  # not an error: a finding that leads t
     """The database is not a catalogue."""
 
 
+class _Cursor:
+    """Runs statements in which a ``?`` stands for each value; ``mark`` is what the database's library has for it."""
+
+    def __init__(self, cursor: Any, mark: str = "?") -> None:
+        self._cursor, self._mark = cursor, mark
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """The rows that a statement finds."""
+        self._cursor.execute(statement.replace("?", self._mark), values)
+        return list(self._cursor.fetchall()) if self._cursor.description else []
+
+    def execute_each(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        self._cursor.executemany(statement.replace("?", self._mark), rows)
+
+
 class _Database(ABC):
-    """The database of a catalogue; ``store_name`` is the name of a store in its rows."""
+    """The database of a catalogue; ``error`` is the base of its library's errors."""
 
     name: str
+    error: type[Exception]
+    text: str  # type of text that is compared byte by byte, rather than in the order of the database's language
+    real: str  # type of 64-bit numbers
 
     @abstractmethod
-    def transaction(self, *, write: bool = False) -> AbstractContextManager[sa.Connection]:
-        """A connection that commits unless the block raises."""
+    def transaction(self, *, write: bool = False) -> AbstractContextManager[_Cursor]:
+        """A cursor of a connection that commits unless the block raises."""
 
     @abstractmethod
-    def store_name(self, place: str) -> str: ...
+    def store_name(self, place: str) -> str:
+        """The name of a store in the rows."""
 
-    def is_current(self, connection: sa.Connection) -> bool:
+    @abstractmethod
+    def is_current(self, cursor: _Cursor) -> bool:
         """Whether the tables exist; raises `_Foreign`, or UsageError if they are of another version."""
-        return sa.inspect(connection).has_table(_schema.name) and self._is_of_this_version(connection)
 
-    def _is_of_this_version(self, connection: sa.Connection) -> bool:
-        found = connection.execute(sa.select(_schema.c.version_num)).scalar()
-        if found is not None and found != VERSION:
-            raise UsageError(f"{self.name}: schema {found}; this sftriage reads {VERSION}: name another catalogue")
-        return found is not None
+    def _is_of_this_version(self, cursor: _Cursor) -> bool:
+        found = cursor.execute("SELECT version_num FROM sftriage_schema")
+        if found and found[0][0] != VERSION:
+            raise UsageError(
+                f"{self.name}: schema {found[0][0]}; this sftriage reads {VERSION}: name another catalogue"
+            )
+        return bool(found)
 
-    def make(self, connection: sa.Connection) -> None:
+    def make(self, cursor: _Cursor) -> None:
         """Create the tables, unless another process was first."""
-        if self.is_current(connection):
+        if self.is_current(cursor):
             return
         # (a table that exists is foreign, and an error)
-        _METADATA.create_all(connection, checkfirst=False)
-        connection.execute(sa.insert(_schema).values(version_num=VERSION))
+        for name, columns in _TABLES.items():
+            cursor.execute(f"CREATE TABLE {name} ( {columns.format(text=self.text, real=self.real)} )")
+        cursor.execute(_INDEX)
+        cursor.execute("INSERT INTO sftriage_schema VALUES (?)", [VERSION])
 
-    def remedy(self, error: DBAPIError | _Foreign) -> str:
+    def remedy(self, error: Exception) -> str:
         """The end of an error message, with what to do."""
         return ""
 
-    def set_aside(self, error: DBAPIError | _Foreign) -> bool:
+    def set_aside(self, error: Exception) -> bool:
         """Move the database away if it is ours alone and a new one would help; return whether it did."""
         return False
 
@@ -421,17 +442,11 @@ class _Database(ABC):
 class _SqliteFile(_Database):
     """A file for one store; without a path a database in memory, for one thread."""
 
+    error, text, real = sqlite3.Error, "TEXT", "DOUBLE"
+
     def __init__(self, path: Path | None) -> None:
         self._path, self.name = path, str(path or ":memory:")
-        # (no pool for a file: an open connection would keep reading a file that was set aside)
-        pool = StaticPool if path is None else NullPool
-        self._engine = sa.create_engine("sqlite://", creator=self._connect, poolclass=pool)
-
-        @sa.event.listens_for(self._engine, "begin")
-        def begin(connection: sa.Connection) -> None:
-            write = connection.get_execution_options().get("sftriage_write")
-            # (a writer locks at once: two readers that both write later would deadlock)
-            connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        self._in_memory: sqlite3.Connection | None = None
 
     def _connect(self) -> sqlite3.Connection:
         # (SQLite creates files with the umask, but this one must be private from the start)
@@ -442,35 +457,48 @@ class _SqliteFile(_Database):
         return sqlite3.connect(self.name, timeout=BUSY_SECONDS, isolation_level=None)
 
     @contextmanager
-    def transaction(self, *, write: bool = False) -> Iterator[sa.Connection]:
+    def transaction(self, *, write: bool = False) -> Iterator[_Cursor]:
+        connection = None
         try:
-            with self._engine.connect().execution_options(sftriage_write=write) as connection, connection.begin():
-                yield connection
+            # (closed after each: an open connection would keep reading a file that was set aside)
+            connection = self._in_memory or self._connect()
+            # (a writer locks at once: two readers that both write later would deadlock)
+            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            yield _Cursor(connection.cursor())
+            connection.execute("COMMIT")
         except UnicodeError as error:
             # (sqlite3 puts the text of a damaged schema into its message)
             raise _Foreign("it holds text that is not UTF-8") from error
+        finally:
+            if connection is not None and connection.in_transaction:
+                with suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+            if self._path is None:
+                self._in_memory = connection
+            elif connection is not None:
+                connection.close()
 
-    def is_current(self, connection: sa.Connection) -> bool:
-        tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars())
-        if tables and _schema.name not in tables:
+    def is_current(self, cursor: _Cursor) -> bool:
+        tables = {row[0] for row in cursor.execute("SELECT name FROM sqlite_master")}
+        if tables and "sftriage_schema" not in tables:
             raise _Foreign("not a catalogue")
-        return bool(tables) and self._is_of_this_version(connection)
+        return bool(tables) and self._is_of_this_version(cursor)
 
     def store_name(self, place: str) -> str:
         return "."  # (a run directory may be moved, with its catalogue)
 
-    def remedy(self, error: DBAPIError | _Foreign) -> str:
+    def remedy(self, error: Exception) -> str:
         if "locked" in str(error):
             return ""  # (temporary)
         return "; it is only an index of the captures: move it away, then `sftriage traces reindex`"
 
-    def set_aside(self, error: DBAPIError | _Foreign) -> bool:
+    def set_aside(self, error: Exception) -> bool:
         # sqlite3 raises its plain DatabaseError for a malformed file only; other damage is an OperationalError like a
         # lock or a full disk, and Python 3.10 has no code to tell them apart by.
         is_damaged = (
             isinstance(error, _Foreign)
-            or type(error.orig) is sqlite3.DatabaseError
-            or any(marker in str(error.orig) for marker in _DAMAGE)
+            or type(error) is sqlite3.DatabaseError
+            or any(marker in str(error) for marker in _DAMAGE)
         )
         if self._path is None or not is_damaged:
             return False
@@ -484,33 +512,40 @@ class _SqliteFile(_Database):
 class PostgresDatabase(_Database):
     """A shared database on a server."""
 
+    text, real = 'TEXT COLLATE "C"', "DOUBLE PRECISION"
+
     def __init__(self, url: str) -> None:
-        parsed = _postgres_url(url)
-        self.name = _without_secrets(parsed)
+        server, credentials = _parts_of(url)
+        try:
+            import psycopg
+            from psycopg.conninfo import conninfo_to_dict
+        except ModuleNotFoundError as error:
+            raise UsageError("a catalogue in PostgreSQL needs psycopg: pip install 'sftriage[postgres]'") from error
+        self._connect, self.error = psycopg.connect, psycopg.Error
+        try:
+            named = conninfo_to_dict(f"postgresql://{server}")
+        except psycopg.ProgrammingError:
+            raise UsageError(_NO_URL) from None
+        self.name = _without_secrets(named)
         # (keepalive detects a server that has vanished)
         ours = {"connect_timeout": CONNECT_S, "application_name": "sftriage", "tcp_user_timeout": STATEMENT_S * 1000}
-        options = {name: value for name, value in ours.items() if name not in parsed.query}
         # (prepared statements fail behind a connection pooler)
-        options["prepare_threshold"] = None
-        try:
-            self._engine = sa.create_engine(parsed, poolclass=NullPool, connect_args=options)
-        except ModuleNotFoundError as error:
-            raise UsageError("a catalogue in PostgreSQL needs psycopg; install sftriage[postgres]") from error
+        self._options: dict[str, Any] = {**ours, **credentials, **named, "prepare_threshold": None}
 
     @contextmanager
-    def transaction(self, *, write: bool = False) -> Iterator[sa.Connection]:
-        with self._engine.connect() as connection, self._in_time(connection), connection.begin():
-            connection.exec_driver_sql(
+    def transaction(self, *, write: bool = False) -> Iterator[_Cursor]:
+        with self._connect(**self._options) as connection, self._in_time(connection):
+            connection.execute(
                 f"SET LOCAL statement_timeout = '{STATEMENT_S}s'; SET LOCAL lock_timeout = '{STATEMENT_S}s'"
             )
-            yield connection
+            yield _Cursor(connection.cursor(), "%s")
+            connection.commit()
 
     @contextmanager
-    def _in_time(self, connection: sa.Connection) -> Iterator[None]:
+    def _in_time(self, connection: Any) -> Iterator[None]:
         """Close the connection to a server that hangs: a stopped one keeps its connections but never answers."""
         late = threading.Event()
-        driver: Any = connection.connection.driver_connection  # psycopg's, whose type SQLAlchemy does not know
-        with socket.socket(fileno=os.dup(driver.fileno())) as line:
+        with socket.socket(fileno=os.dup(connection.fileno())) as line:
 
             def hang_up() -> None:
                 late.set()
@@ -522,7 +557,7 @@ class PostgresDatabase(_Database):
             timer.start()
             try:
                 yield
-            except DBAPIError as error:
+            except self.error as error:
                 if late.is_set():
                     raise CatalogueError(f"{self.name}: no answer within {TRANSACTION_S} s") from error
                 raise
@@ -530,10 +565,14 @@ class PostgresDatabase(_Database):
                 timer.cancel()
                 timer.join()
 
-    def make(self, connection: sa.Connection) -> None:
+    def is_current(self, cursor: _Cursor) -> bool:
+        found = cursor.execute("SELECT to_regclass('sftriage_schema') IS NOT NULL")
+        return bool(found[0][0]) and self._is_of_this_version(cursor)
+
+    def make(self, cursor: _Cursor) -> None:
         # (held to the end of the transaction, so that a second process finds the tables)
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
-        super().make(connection)
+        cursor.execute(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
+        super().make(cursor)
 
     def store_name(self, place: str) -> str:
         """The URL of a store; that of a directory names its host."""
@@ -564,40 +603,43 @@ def _on_this_host() -> str:
 def has_password(url: str) -> bool:
     """Whether a URL contains a password; False for an invalid URL, which fails when it is opened."""
     try:
-        parsed = sa.make_url(url)
-    except (ArgumentError, ValueError):
+        parsed = urlsplit(url)
+    except ValueError:
         return False
-    return parsed.password is not None or not {"password", "sslpassword"}.isdisjoint(parsed.query)
+    return parsed.password is not None or not {"password", "sslpassword"}.isdisjoint(parse_qs(parsed.query))
 
 
-def _postgres_url(text: str) -> sa.URL:
-    try:
-        url = sa.make_url(text)
-    except (ArgumentError, ValueError):
-        # (not quoted: it may contain a password)
-        raise UsageError("the catalogue is not a URL such as postgresql+psycopg://USER@HOST/DATABASE") from None
-    if url.drivername not in ("postgresql+psycopg", "postgresql", "postgres"):
+# (not quoted: it may contain a password)
+_NO_URL = "the catalogue is not a URL such as postgresql+psycopg://USER@HOST/DATABASE"
+
+
+def _parts_of(text: str) -> tuple[str, dict[str, str]]:
+    """The URL without scheme and credentials; and these, whose password may have a / in it."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        raise UsageError(_NO_URL)
+    if scheme not in ("postgresql+psycopg", "postgresql", "postgres"):
         raise UsageError("a catalogue by URL is one of PostgreSQL: postgresql+psycopg://USER@HOST/DATABASE")
-    if "@" in (url.host or ""):
-        # (a part of the password was parsed as part of the host)
+    named, mark, options = rest.partition("?")
+    credentials, _, server = named.rpartition("@")
+    if "@" in credentials:
         raise UsageError("the catalogue's URL has more than one @; in a user or password write it %40")
-    return url.set(drivername="postgresql+psycopg")
+    user, _, password = map(unquote, credentials.partition(":"))
+    given = {"user": user, "password": password}
+    return f"{server}{mark}{options}", {name: value for name, value in given.items() if value}
 
 
-def _without_secrets(url: sa.URL) -> str:
-    host = url.host or url.query.get("host") or "localhost"
-    port = f":{url.port}" if url.port else ""
-    hosts = host if isinstance(host, str) else ",".join(host)
-    return CONTROL.sub("?", f"postgresql://{hosts}{port}/{url.database or ''}")
+def _without_secrets(named: Mapping[str, Any]) -> str:
+    host, port = named.get("host") or "localhost", f":{named['port']}" if "port" in named else ""
+    return CONTROL.sub("?", f"postgresql://{host}{port}/{named.get('dbname', '')}")
 
 
-def _reason(error: DBAPIError | _Foreign) -> str:
+def _reason(error: Exception) -> str:
     """The database's error, on one line."""
     if isinstance(error, _Foreign):
         return str(error)
-    lines = [line.strip(" \t-") for line in str(error.orig).splitlines() if line.strip()]
-    reason = CONTROL.sub("?", "; ".join(lines)[:500]) or type(error.orig).__name__
-    if getattr(error.orig, "sqlstate", None) not in _UNDEFINED:
+    lines = [line.strip(" \t-") for line in str(error).splitlines() if line.strip()]
+    reason = CONTROL.sub("?", "; ".join(lines)[:500]) or type(error).__name__
+    if getattr(error, "sqlstate", None) not in _UNDEFINED:
         return reason
-    ours = ", ".join(sorted(_METADATA.tables))
-    return f"its tables were changed ({reason}); drop {ours}, then `sftriage traces reindex`"
+    return f"its tables were changed ({reason}); drop {', '.join(_TABLES)}, then `sftriage traces reindex`"
