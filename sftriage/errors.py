@@ -54,6 +54,26 @@ class ClusterError(SftriageError):
     """A Kubernetes API server cannot be reached, or refuses a request. It may work again later."""
 
 
+EXTRAS = {
+    "apscheduler": "schedules",
+    "cryptography": "k8s",
+    "jinja2": "ui",
+    "kopf": "k8s",
+    "kubernetes": "k8s",
+    "mcp": "mcp",
+    "starlette": "ui",
+    "urllib3": "notify",
+    "uvicorn": "ui",
+}
+"""The extra of each library that is not a dependency, and is imported where it is used."""
+
+
+def missing_extra(error: Exception) -> str:
+    """What to install, in words, if a library of an extra is missing; "" for any other error."""
+    module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return f"this needs {module}: pip install 'sftriage[{EXTRAS[module]}]'" if module in EXTRAS else ""
+
+
 _OURS = os.path.dirname(__file__) + os.sep  # noqa: PTH120 (a trainer that has not imported pathlib need not)
 
 

@@ -32,7 +32,7 @@ def missing() -> str:
     """What is not there without which nothing can be shown, and what puts it there; "" where all is."""
     absent = [name for name in NEEDED if find_spec(name) is None]
     if absent:
-        how = "pip install -e '.[nvml]' --group dev, beside the torch that uses your GPU"
+        how = "pip install -e '.[all]' --group dev, beside the torch that uses your GPU"
         return f"{sys.executable} has no {', '.join(absent)}: {how} (or PYTHON=... names another)"
     import torch
 

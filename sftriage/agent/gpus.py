@@ -226,7 +226,7 @@ _MOSTLY = 0.5
 _CHILD = Path(__file__).with_name("nvml_child.py")
 
 _PROBLEMS = {
-    "NO_PYNVML": "the Python module of NVML is missing: install sftriage[nvml]",
+    "NO_PYNVML": "the Python module of NVML is missing: pip install 'sftriage[nvml]'",
     "LIBRARY_NOT_FOUND": "this host has no NVIDIA driver: libnvidia-ml.so.1 is not found",
     "DRIVER_NOT_LOADED": "the NVIDIA driver is not loaded",
     "LIB_RM_VERSION_MISMATCH": "the NVIDIA driver and its library differ in version: restart after the upgrade",

@@ -25,7 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import ParameterInfo
 
 from sftriage import __version__
-from sftriage.errors import InputError, SftriageError, UsageError
+from sftriage.errors import InputError, SftriageError, UsageError, missing_extra
 
 # Plain text: at 80 columns, boxes leave half of a line for the explanation.
 _MARKUP = None
@@ -149,6 +149,10 @@ def main() -> None:
         # Editors expect the file and line of a policy's mistake at the start of a line.
         code = 2 if isinstance(error, UsageError | InputError) else 1
         _end(str(error) if error.is_located else f"sftriage: {error}", code)
+    except ModuleNotFoundError as error:
+        if not (advice := missing_extra(error)):
+            raise
+        _end(f"sftriage: {advice}", 2)
     except (ReaderGone, BrokenPipeError):
         _end("", READER_GONE)
     except OSError as error:

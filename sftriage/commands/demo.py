@@ -64,7 +64,7 @@ def demo(
         return
     faults = _faults(cause, fault, ranks)
     if find_spec("torch") is None:
-        raise UsageError("the demo needs PyTorch; install sftriage[demo], or torch")
+        raise UsageError("the demo needs PyTorch: pip install 'sftriage[demo]', or torch")
     fault_step, hangs = int(steps * FAULT_AFTER_FRACTION), any(fault.cause.hangs for fault in faults)
     progress, hang_end = Progress(notices(), steps), HangEnd()
     sinks = [progress, hang_end] if hangs else [progress]

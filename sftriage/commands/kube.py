@@ -133,10 +133,7 @@ def operate(
     if ready_file is not None and lease is None:
         raise UsageError("--ready-file needs --lease")
     objects = ClusterObjects.connect()
-    try:
-        from sftriage.kube import operator
-    except ImportError:
-        raise UsageError("the operator needs kopf; install sftriage[k8s]") from None
+    from sftriage.kube import operator
     from sftriage.kube.client import LeaderElection
     from sftriage.kube.controllers import ControllerSettings
 

@@ -16,7 +16,6 @@ from sftriage.errors import UsageError
 from sftriage.runs.directory import RunDirectory, find_run
 from sftriage.runs.lateness import control_of
 from sftriage.runs.source import RunSource
-from sftriage.web.report import RunReport, capture_report, flames_of, html, markdown, run_named, run_report
 from sftriage.words.verdicts import clock_time, place
 
 
@@ -60,6 +59,8 @@ def report(
 
 
 def _of_run(directory: RunDirectory, form: str, made: str) -> str:
+    from sftriage.web.report import flames_of, html, markdown, run_report
+
     source = RunSource(lambda: directory)
     view = source.view()
     if view.problem:
@@ -77,6 +78,8 @@ def _of_run(directory: RunDirectory, form: str, made: str) -> str:
 
 
 def _of_capture(target: str, choice: CapturesChoice, form: str, made: str) -> str:
+    from sftriage.web.report import capture_report, flames_of, html, markdown, run_named
+
     captures = captures_of(choice)
     store, reference = captures.resolve(target)
     manifest, _ = store.look(reference)
@@ -84,7 +87,7 @@ def _of_capture(target: str, choice: CapturesChoice, form: str, made: str) -> st
     source = None if of_run is None else RunSource(lambda: of_run)
     view = None if source is None else source.view()
     where = f"--store {store.place}" if of_run is None else f"--run {shlex.quote(run_named(of_run.path))}"
-    found: RunReport = capture_report(manifest, {} if view is None else view.uploads, where)
+    found = capture_report(manifest, {} if view is None else view.uploads, where)
     if form == "md":
         return markdown(found, made)
     tracks = None

@@ -188,11 +188,6 @@ def mcp(
     """
     if not runs.is_dir():
         raise UsageError(f"{runs}: no such directory; --runs is where `sftriage run` keeps its runs")
-    try:
-        from sftriage.assistants.answers import Answers, server
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "mcp":
-            raise
-        raise UsageError("sftriage mcp needs the MCP SDK; install sftriage[mcp]") from error
+    from sftriage.assistants.answers import Answers, server
 
     server(Answers(runs.resolve(), store)).run("stdio")

@@ -18,9 +18,7 @@ from sftriage.commands.options import argument, option
 from sftriage.commands.output import say
 from sftriage.errors import InputError, UsageError
 from sftriage.kube.client import ClusterObjects, path_of
-from sftriage.kube.injecting import SIDECARS_SINCE, injected
-from sftriage.kube.webhook import WebhookServer, kept_settings, version_of_cluster, wait_for_certificate
-from sftriage.kube.webhook import serve as answer_until_stopped
+from sftriage.kube.injecting import SIDECARS_SINCE, InjectionSettings, injected, read_settings
 
 ServerVersionOption = Annotated[str | None, option("MAJOR.MINOR", "The cluster's version.", "as it reports")]
 SettingsOption = Annotated[
@@ -42,11 +40,13 @@ def serve(
     the cluster in kubectl's configuration, or inside a pod of its own.
     """
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
-    kept, version = kept_settings(settings), _version(server_version)
-    objects = ClusterObjects.connect()
-    wait_for_certificate(cert, cert_seconds)
-    webhook = WebhookServer(kept, lambda: version_of_cluster(objects) if version is None else version)
-    answer_until_stopped(webhook, host, port, cert)
+    version, objects = _version(server_version), ClusterObjects.connect()
+    from sftriage.kube import webhook
+
+    kept = webhook.kept_settings(settings)
+    webhook.wait_for_certificate(cert, cert_seconds)
+    server = webhook.WebhookServer(kept, lambda: webhook.version_of_cluster(objects) if version is None else version)
+    webhook.serve(server, host, port, cert)
 
 
 def _version(text: str | None) -> tuple[int, int] | None:
@@ -73,13 +73,11 @@ def certificates(
     For clusters without cert-manager. A certificate is valid for a year, and is renewed in its last 60 days: run this
     regularly, or with --repeat-hours. It needs only the rights in k8s/certificates, on these two objects.
     """
+    objects = ClusterObjects.connect()
+    import cryptography  # noqa: F401  # (now, rather than once the cluster has answered)
+
     from sftriage.kube.webhook import certify, service_names
 
-    objects = ClusterObjects.connect()
-    try:
-        import cryptography  # noqa: F401  # (for a clear message)
-    except ImportError:
-        raise UsageError("certificates need the package cryptography; install sftriage[k8s]") from None
     path = path_of("v1", "secrets", namespace, secret)
     # (blocked, so that a container's first process ends by SIGTERM too)
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
@@ -101,7 +99,7 @@ def inject(
     stderr.
     """
     server = _version(server_version) or SIDECARS_SINCE
-    kept = kept_settings(settings)()
+    kept = InjectionSettings() if settings is None else read_settings(settings)
     results = [injected(body, namespace, kept, server) for name in file for body in _objects(name)]
     if not any(result.templates or result.warnings for result in results):
         say("nothing injected: no object has training pods without sftriage")

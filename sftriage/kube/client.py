@@ -73,7 +73,7 @@ class ClusterObjects:
         try:
             from kubernetes import client
         except ImportError:
-            raise UsageError("the Kubernetes client is not installed; install sftriage[k8s]") from None
+            raise UsageError("the Kubernetes client is not installed: pip install 'sftriage[k8s]'") from None
         namespace = _configured(context)
         configuration = client.Configuration.get_default_copy()
         configuration.retries = False

@@ -18,10 +18,9 @@ from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-from apscheduler.triggers.cron import CronTrigger
 
 from sftriage.errors import UsageError
 from sftriage.model.events import NamedPolicy, PolicyChanged
@@ -30,6 +29,9 @@ from sftriage.policy.fields import AT_ONCE, CONTENTION, Lasting
 from sftriage.policy.parsing import MAX_FILE_BYTES, LoadedPolicy, Location, PolicyError, Problem, parse, path_text
 from sftriage.policy.schema import Detection, Limits, Mitigate, Rule, Spec
 from sftriage.traces.disk import Do, at_once
+
+if TYPE_CHECKING:
+    from apscheduler.triggers.cron import CronTrigger
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 

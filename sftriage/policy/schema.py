@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from apscheduler.triggers.cron import CronTrigger
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.config import JsonDict
 from pydantic.json_schema import JsonSchemaValue
@@ -22,6 +21,9 @@ from sftriage.model.captures import Profiler, ProfilerChoice
 from sftriage.model.verdicts import Label, Pattern, Scope, Suspect
 from sftriage.policy import fields
 from sftriage.policy.fields import Listed
+
+if TYPE_CHECKING:
+    from apscheduler.triggers.cron import CronTrigger
 
 CAPTURES_PER_DAY = 12
 MAX_ITEMS = 1000

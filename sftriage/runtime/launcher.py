@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TypeVar
 
 from sftriage.base.loops import start_thread
-from sftriage.errors import InputError, SftriageError, UsageError
+from sftriage.errors import InputError, SftriageError, UsageError, missing_extra
 
 _OWN = {
     *("SIGKILL", "SIGSTOP"),  # cannot be caught
@@ -299,7 +299,7 @@ def is_mistake(error: Exception) -> bool:
     """Whether a person can fix it: a mistake, not a refusal of the system."""
     from sftriage.traces.disk import refusal
 
-    return isinstance(error, UsageError | InputError) and refusal(error) is None
+    return bool(missing_extra(error)) or (isinstance(error, UsageError | InputError) and refusal(error) is None)
 
 
 def _abandon(preparing: Future[Triaged]) -> None:

@@ -43,6 +43,7 @@ from sftriage.runtime.nsys_launch import ELASTIC_MODULES, NsysLaunch, place_in, 
 from sftriage.runtime.rings import make_rings_directory, note_steps, own, remove_rings_directory, sweep, variables_of
 from sftriage.runtime.triage import POLL_S, SHOW_S, Triage
 from sftriage.sinks.stream import Sink
+from sftriage.sinks.webhooks import need_posting
 from sftriage.traces.disk import Disk, Do, at_once
 from sftriage.traces.store import LocalStore
 from sftriage.trainer.layout import bounded_text
@@ -158,6 +159,7 @@ class LocalRun(WatchedRun):
         auto: bool = False,
     ) -> None:
         files = PolicyFiles(policies)
+        need_posting(files.current.rules)
         run_id = new_run_id(datetime.now(timezone.utc))
         rings = make_rings_directory(run_id)
         info = keeping.info(run_id, job, command, files, rings)

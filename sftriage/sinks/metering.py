@@ -45,7 +45,7 @@ class Metering:
         self._exporter = _exporter() if otel else None
         self.url: str | None = None
         if listen is not None or file is not None:
-            _need("prometheus_client", "metrics need prometheus-client; install sftriage[metrics]")
+            _need("prometheus_client", "metrics need prometheus-client: pip install 'sftriage[metrics]'")
             with _single_process():
                 from prometheus_client import CollectorRegistry
 
@@ -81,7 +81,7 @@ class Metering:
 
 
 def _exporter() -> OTLPSpanExporter:
-    _need("opentelemetry.exporter.otlp.proto.http", "spans need OpenTelemetry; install sftriage[otel]")
+    _need("opentelemetry.exporter.otlp.proto.http", "spans need OpenTelemetry: pip install 'sftriage[otel]'")
     protocol = next((os.environ[name] for name in _PROTOCOLS if os.environ.get(name)), "http/protobuf")
     if protocol != "http/protobuf":
         raise UsageError(f"spans are sent as http/protobuf only; OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}")

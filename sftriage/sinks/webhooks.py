@@ -6,30 +6,20 @@ secret, since it grants write access: messages and logs contain its host only.
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from pathlib import Path
-from ssl import SSLCertVerificationError
+from importlib import import_module
 from typing import Any, Literal, TypeAlias
-from urllib.parse import quote, unquote
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import quote
 
 import msgspec
-import urllib3
-from urllib3.exceptions import HTTPError
-from urllib3.util import Retry, Url, make_headers, parse_url
 
-from sftriage import __version__
-from sftriage.errors import SftriageError
 from sftriage.model import events
 from sftriage.model.captures import Decision, Trigger
 from sftriage.model.verdicts import Verdict
@@ -150,103 +140,12 @@ def _cause_values(cause: events.CauseFound | None) -> dict[str, Any] | None:
 
 log = logging.getLogger("sftriage")
 
-ATTEMPT_S = 10.0
-"""Timeout of one attempt."""
 GIVE_UP_S = 600.0
 """Maximum time for all attempts to deliver a message."""
 CLOSE_S = 10.0
 """Maximum time to deliver queued messages at the end of a run."""
-RETRY = Retry(
-    None,
-    allowed_methods=None,
-    status_forcelist={408, 425, 429, *range(500, 600)} - {501, 505},
-    backoff_factor=0.5,
-    backoff_max=60.0,
-    backoff_jitter=0.5,
-)
-_MAX_SECRET_BYTES = 8192
-_THREADS = ("sftriage-webhook of ", "sftriage-slack of ")
-
-# urllib3 logs each request's path.
-logging.getLogger("urllib3.connectionpool").addFilter(lambda record: not (record.threadName or "").startswith(_THREADS))
-
 _Suspect: TypeAlias = "tuple[tuple[int, ...], str | None]"
 """Ranks and stage: what a window's verdict and a capture's trigger share. Of a stall, its attempt and step, and ""."""
-
-
-class _UndeliveredError(SftriageError):
-    """An attempt failed: whether to ``retry``, in ``after_s`` seconds at the earliest."""
-
-    def __init__(self, message: str, *, retry: bool, after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.retry, self.after_s = retry, after_s
-
-
-def _url_of(webhook: Webhook) -> Url:
-    """The URL of a webhook, read for each attempt: a secret may be renewed while a job runs."""
-    try:
-        if webhook.url_from_env is not None:
-            text = os.environ.get(webhook.url_from_env, "")
-        else:
-            with Path(webhook.url_from_file or "").open("rb") as file:
-                text = file.read(_MAX_SECRET_BYTES).decode()
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "not text"
-        raise _UndeliveredError(f"the secret cannot be read: {why}", retry=True) from None
-    if not (text := text.strip()):
-        in_file = webhook.url_from_env is None
-        raise _UndeliveredError("the secret is empty" if in_file else "the variable is not set", retry=in_file)
-    if not text.isascii() or not text.isprintable() or " " in text:
-        raise _UndeliveredError("the secret contains characters that a URL cannot have", retry=False)
-    try:
-        url = parse_url(text)
-    except ValueError:
-        raise _UndeliveredError("the secret is not a URL", retry=False) from None
-    if url.scheme not in ("http", "https") or not url.host:
-        raise _UndeliveredError("the secret must be a URL that begins with https:// or http://", retry=False)
-    return url
-
-
-def _http(url: Url) -> urllib3.PoolManager:
-    proxy = getproxies().get(url.scheme or "")
-    if not proxy or proxy_bypass(url.netloc or ""):
-        return urllib3.PoolManager()
-    proxy_url = parse_url(proxy if "://" in proxy else f"http://{proxy}")
-    headers = make_headers(proxy_basic_auth=unquote(proxy_url.auth)) if proxy_url.auth else None
-    return urllib3.ProxyManager(proxy_url._replace(auth=None).url, proxy_headers=headers)
-
-
-def _post(url: Url, body: bytes, content_type: str) -> None:
-    headers = {"Content-Type": content_type, "User-Agent": f"sftriage/{__version__}"}
-    if url.auth is not None:
-        headers["Authorization"] = "Basic " + base64.b64encode(unquote(url.auth).encode()).decode()
-    to, timeout = url._replace(auth=None, fragment=None).url, urllib3.Timeout(total=ATTEMPT_S)
-    try:
-        with _http(url) as http:
-            response = http.request(
-                "POST", to, body, headers=headers, preload_content=False, redirect=False, retries=False, timeout=timeout
-            )
-            response.close()
-    except (HTTPError, OSError, ValueError) as error:
-        raise _UndeliveredError(f"{url.host}: {_reason_of(error)}", retry=True) from None
-    if not 200 <= response.status < 300:
-        after_s = 0.0
-        with suppress(HTTPError, ValueError, OverflowError):
-            after_s = float(RETRY.get_retry_after(response) or 0)
-        retry = RETRY.is_retry("POST", response.status)
-        raise _UndeliveredError(f"{url.host}: answered {response.status}", retry=retry, after_s=after_s)
-
-
-def _reason_of(error: BaseException) -> str:
-    """The first error of the chain, without the URL, which some exceptions quote."""
-    while error.__context__ is not None:
-        error = error.__context__
-    if isinstance(error, SSLCertVerificationError):
-        return f"its certificate is refused: {error.verify_message}"
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    strerror = getattr(error, "strerror", None)
-    return f"{type(error).__name__}: {strerror}" if strerror else type(error).__name__
 
 
 class Webhooks(Sink):
@@ -268,14 +167,17 @@ class Webhooks(Sink):
         self._sent: dict[_Suspect, Decision] = {}
         self._causes: dict[_Suspect, events.CauseFound] = {}
         self._suspects: dict[str, _Suspect] = {}
+        need_posting(rules().values())
 
     def start(self) -> None:
         """Log webhooks without a valid URL now, rather than when a notification is due."""
         rules = self._rules()
         for webhook in _webhooks_of(rules, rules):
+            from sftriage.sinks.posting import UndeliveredError, url_of
+
             try:
-                _url_of(webhook)
-            except _UndeliveredError as error:
+                url_of(webhook)
+            except UndeliveredError as error:
                 log.error("notify %s: %s; no notification can be sent", _name_of(webhook), error)
 
     def take(self, event: events.Event | events.Observation) -> None:
@@ -351,15 +253,17 @@ class Webhooks(Sink):
         close_all(queues.values(), self.close_by_s)
 
     def _deliver(self, webhook: Webhook, about: str, make: Callable[[], Message]) -> None:
+        from sftriage.sinks.posting import RETRY, UndeliveredError
+
         give_up_by_s, retry = time.monotonic() + GIVE_UP_S, RETRY
         while True:
             try:
                 self._attempt(webhook, make())
-            except _UndeliveredError as caught:
+            except UndeliveredError as caught:
                 error = caught
             except Exception as caught:
                 # Not its text, which may quote the URL.
-                error = _UndeliveredError(type(caught).__name__, retry=False)
+                error = UndeliveredError(type(caught).__name__, retry=False)
             else:
                 self._failing.discard(webhook)
                 return
@@ -375,17 +279,25 @@ class Webhooks(Sink):
                 return
 
     def _attempt(self, webhook: Webhook, message: Message) -> None:
+        from sftriage.sinks.posting import post, url_of
+
         if webhook.format == "slack":
             body, content_type = message.line(self.job), "application/json"
         else:
             body = message.event(self.job, self.run)
             content_type = "application/cloudevents+json; charset=utf-8"
-        _post(_url_of(webhook), body, content_type)
+        post(url_of(webhook), body, content_type)
 
     def _wait(self, due_s: float) -> bool:
         if self.closing.wait(due_s - time.monotonic()) and due_s < self.close_by_s:
             time.sleep(max(0.0, due_s - time.monotonic()))
         return due_s < self.close_by_s
+
+
+def need_posting(rules: Iterable[Rule]) -> None:
+    """Raises ModuleNotFoundError if a rule notifies, and urllib3 is not installed: call this before the job starts."""
+    if any(rule.notify for rule in rules):
+        import_module("sftriage.sinks.posting")
 
 
 def _stall_of(verdict: Verdict) -> _Suspect | None:

@@ -208,7 +208,7 @@ def open_objects(url: str, *, patience: Patience, create: bool = False) -> Objec
         from obstore.exceptions import BaseError
         from obstore.store import from_url
     except ImportError:
-        raise UsageError("a bucket needs obstore; install sftriage[store]") from None
+        raise UsageError("a bucket needs obstore: pip install 'sftriage[store]'") from None
     try:
         return Bucket(from_url(url, **_options(_SCHEMES[scheme], patience)), url)
     except (BaseError, OSError, ValueError) as error:

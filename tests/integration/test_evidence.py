@@ -197,7 +197,7 @@ def test_a_host_without_a_driver_says_so(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("module", "problem"),
-    [("raise ImportError", "install sftriage[nvml]"), ("import os; os.abort()", "NVML's process died")],
+    [("raise ImportError", "pip install 'sftriage[nvml]'"), ("import os; os.abort()", "NVML's process died")],
 )
 def test_a_module_that_is_not_there_or_kills_its_process_is_the_reason(monkeypatch, tmp_path, module, problem):
     (tmp_path / "pynvml.py").write_text(module)

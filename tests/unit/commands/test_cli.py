@@ -123,14 +123,6 @@ def test_damaged_captures_are_reported_and_the_others_listed(sftriage, run, trac
     assert f"capture {bad} is damaged" in listed.err
 
 
-def test_without_the_sdk_mcp_names_the_package_to_install(sftriage, tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "sftriage.assistants.answers", raising=False)
-    # (another test may have imported parts of it)
-    for name in ("mcp", *(name for name in sys.modules if name.startswith("mcp."))):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert "install sftriage[mcp]" in sftriage("mcp", "--runs", tmp_path).refusal
-
-
 @pytest.mark.parametrize(
     ("bar", "done", "shown"),
     [

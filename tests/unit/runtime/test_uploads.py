@@ -136,7 +136,7 @@ def test_without_what_talks_to_a_store_only_that_is_refused(sftriage, run, monke
     without_obstore(monkeypatch)
     assert sftriage("traces", "list", "--run", run.path).code == 0
     refusal = sftriage("traces", "list", "--store", "s3://bucket").refusal
-    assert refusal == "sftriage: a bucket needs obstore; install sftriage[store]\n"
+    assert refusal == "sftriage: a bucket needs obstore: pip install 'sftriage[store]'\n"
 
 
 def test_a_directory_needs_nothing_that_talks_to_buckets(sftriage, monkeypatch, tmp_path):

@@ -26,9 +26,10 @@ from sftriage.model.events import (
 )
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.policy.schema import Rule, Webhook
-from sftriage.sinks import webhooks
+from sftriage.sinks import posting, webhooks
+from sftriage.sinks.posting import RETRY
 from sftriage.sinks.stream import Stream
-from sftriage.sinks.webhooks import RETRY, Webhooks, decided
+from sftriage.sinks.webhooks import Webhooks, decided
 from sftriage.words.run import event_sentence
 from tests.unit.sinks.hooks import DEADLINE_S, hooked
 
@@ -63,7 +64,7 @@ def make(monkeypatch):
 
     def make(**constants):
         for name, value in {"retry": AT_ONCE, "close_s": DEADLINE_S, **constants}.items():
-            monkeypatch.setattr(webhooks, name.upper(), value)
+            monkeypatch.setattr(posting if hasattr(posting, name.upper()) else webhooks, name.upper(), value)
         made.append(Webhooks("res net", "run-1", lambda: RULES))
         return made[-1]
 
@@ -72,7 +73,7 @@ def make(monkeypatch):
         one.close()
     # None of them is to be heard in the next test: an attempt under way ends with its hook.
     for thread in threading.enumerate():
-        if thread.name.startswith(webhooks._THREADS):
+        if thread.name.startswith(posting.THREADS):
             thread.join(DEADLINE_S)
             assert not thread.is_alive()
     RULES.clear()
