@@ -35,7 +35,7 @@ STEP ?=
 # What is built of the recorder and the seams, where there is a compiler.
 WRITER := $(wildcard sftriage/trainer/*.c sftriage/trainer/seams/*.c)
 
-.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-cluster test-cluster-faults cluster cluster-end test-deps gpu-check soak unit golden golden-accept openers frameworks wheels wheels-check locked audit licences check lint types imports house clean
+.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-cluster test-cluster-faults cluster cluster-end test-deps gpu-check soak unit golden golden-accept openers frameworks wheels wheels-check locked locked-dev audit licences check lint types imports house clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -121,6 +121,11 @@ locked: $(VENV)/release/.installed
 	$(VENV)/release/bin/uv pip compile pyproject.toml --extra all --group dev --constraint constraints.txt --universal \
 	  --python-version 3.10 --generate-hashes --no-annotate --no-header --no-emit-package torch --quiet $(ARGS) \
 	  --output-file release/locked.txt
+
+# All but torch with hashes checked, and then the rest of what tests need.
+locked-dev: $(VENV)/.pip
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement release/locked.txt
+	$(MAKE) $(VENV)/.dev
 
 # Known vulnerabilities of these versions; it needs the JSON API of pypi.org, and fails without it.
 audit: $(VENV)/release/.installed

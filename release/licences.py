@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/licences.md"
 ALLOWED = re.compile(
-    r"(MIT(-0)?|ISC|0?BSD|[23]-Clause BSD|Apache|Python Software Foundation|PSF|Zlib|CC0|MPL-2|Mozilla Public License 2)"
-    r"\b"
+    r"(MIT(-0)?|ISC|0?BSD|[23]-Clause BSD|Apache|Python Software Foundation|PSF|Zlib|CC0"
+    r"|MPL-2|Mozilla Public License 2)\b"
 )
 LIBRARIES = {"psycopg": "LGPL-3.0-only", "psycopg-binary": "LGPL-3.0-only"}
 """Weak copyleft, for packages that sftriage imports as they are and does not distribute."""
