@@ -45,6 +45,17 @@ def test_without_a_compiler_it_is_built_all_the_same_and_runs_anywhere(tmp_path)
     assert said.stdout.startswith("Python the form in C is missing: ")
 
 
+def test_two_builds_are_equal_byte_by_byte(wheel, tmp_path):
+    # GIVEN a second build, in another place and with other permissions of new files
+    before = os.umask(0o077)
+    try:
+        again = build(tmp_path)
+    finally:
+        os.umask(before)
+    # THEN it is the same file (`make wheels` compares all that a release uploads)
+    assert (again.name, again.read_bytes()) == (wheel.name, wheel.read_bytes())
+
+
 def test_it_holds_the_package_the_policies_and_the_licence_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {
