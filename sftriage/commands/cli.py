@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache, cached_property
 from importlib import import_module
-from typing import Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -362,6 +362,10 @@ COMMANDS = tuple(
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
     """A command for typer, with each dataclass of options expanded into its fields."""
     hints = get_type_hints(command, include_extras=True)
+    for name, hint in hints.items():
+        # (Python 3.10 makes Optional[Annotated[...]] of an annotation whose default is None)
+        if get_args(hint)[1:] == (type(None),) and get_origin(get_args(hint)[0]) is Annotated:
+            hints[name] = get_args(hint)[0]
     groups: dict[str, Any] = {name: of for name, of in hints.items() if is_dataclass(of)}
     parameters = []
     for parameter in inspect.signature(command).parameters.values():
