@@ -35,7 +35,7 @@ STEP ?=
 # What is built of the recorder and the seams, where there is a compiler.
 WRITER := $(wildcard sftriage/trainer/*.c sftriage/trainer/seams/*.c)
 
-.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-cluster test-cluster-faults cluster cluster-end test-deps gpu-check soak unit golden golden-accept openers frameworks wheels wheels-check locked locked-dev audit licences check lint types imports house clean
+.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-cluster test-cluster-faults cluster cluster-end test-deps gpu-check soak unit golden golden-accept openers frameworks wheels wheels-check images locked locked-dev audit licences check lint types imports house clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -134,6 +134,13 @@ audit: $(VENV)/release/.installed
 # docs/licences.md; fails if a licence is unknown, or not permissive.
 licences: $(VENV)/.dev
 	$(BIN)/python release/licences.py
+
+# Both images, as archives of both architectures in dist/: needs buildah, and QEMU's handlers for the other architecture.
+images:
+	mkdir -p dist
+	for image in operator agent; do \
+	  buildah build --platform linux/amd64,linux/arm64 --manifest sftriage-$$image --target $$image $(ARGS) . && \
+	  buildah manifest push --all sftriage-$$image oci-archive:dist/sftriage-$$image.tar || exit 1; done
 
 check: lint types imports house golden
 

@@ -12,18 +12,25 @@ ROOT = Path(__file__).parents[3]
 HADOLINT = shutil.which("hadolint", path=Path(sys.executable).parent)
 
 
-def test_the_final_image_is_unprivileged_and_has_nothing_of_the_build():
+def test_the_images_are_unprivileged_and_have_nothing_of_the_build():
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
-    build, final = text.split("\nFROM ")[1:]
-    assert build.startswith("${BASE} AS build\n")
-    assert final.splitlines() == [
-        "${BASE}",
-        "COPY --from=build /opt/sftriage /opt/sftriage",
+    stages = {
+        each.splitlines()[0].split(" AS ")[1]: [line for line in each.splitlines() if line]
+        for each in text.split("\nFROM ")[1:]
+    }
+    assert stages["base"] == [
+        "${BASE} AS base",
         "ENV PATH=/opt/sftriage/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1",
         "WORKDIR /",
         "USER 65532:65532",
         'ENTRYPOINT ["sftriage"]',
     ]
+    for name in ("agent", "operator"):
+        copied = f"COPY --from={name}-venv /opt/sftriage /opt/sftriage"
+        assert stages[name] == [f"base AS {name}", copied]
+    # AND the one that is built by default comes last, on a base that is pinned
+    assert next(reversed(stages)) == "operator"
+    assert re.fullmatch(r"ARG BASE=python:[\w.-]+@sha256:[0-9a-f]{64}", text.split("\n\n")[0].strip())
 
 
 @pytest.mark.skipif(HADOLINT is None, reason="no hadolint here: make .venv/.dev")
