@@ -22,6 +22,9 @@ MITIGATE := $(wildcard tests/integration/test_mitigate_*.py)
 ALONE := tests/integration/test_descheduled.py
 FLOOD := tests/integration/test_hub_hostile.py::test_a_flood_is_dropped_and_counted_and_the_job_is_judged_on
 
+# A browser on each page of the documentation site.
+SITE := tests/integration/test_docs.py
+
 # What would keep one process busy at the end, while the others wait.
 LONGEST := tests/unit/test_library.py $(addprefix tests/integration/,test_demo.py test_stalled.py trainer/test_processes.py)
 
@@ -35,7 +38,7 @@ STEP ?=
 # What is built of the recorder and the seams, where there is a compiler.
 WRITER := $(wildcard sftriage/trainer/*.c sftriage/trainer/seams/*.c)
 
-.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-cluster test-cluster-faults cluster cluster-end test-deps gpu-check soak unit golden golden-accept openers frameworks wheels wheels-check images locked locked-dev audit licences check lint types imports house clean
+.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-cluster test-cluster-faults cluster cluster-end test-deps gpu-check soak unit golden golden-accept openers frameworks wheels wheels-check images site gallery locked locked-dev audit licences check lint types imports house clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -43,7 +46,7 @@ demo: $(VENV)/.demo
 
 # (those that take long come first)
 test: $(VENV)/.dev
-	$(PYTEST) -n 4 $(LONGEST) tests/integration tests/simulated tests/unit $(addprefix --ignore=,$(HOSTS) $(AUTO) $(MITIGATE) $(KUBE) $(ALONE)) $(ARGS)
+	$(PYTEST) -n 4 $(LONGEST) tests/integration tests/simulated tests/unit $(addprefix --ignore=,$(HOSTS) $(AUTO) $(MITIGATE) $(KUBE) $(ALONE) $(SITE)) $(ARGS)
 	$(BIN)/python -m pytest $(ALONE)
 
 test-hosts: $(VENV)/.dev
@@ -142,6 +145,15 @@ images:
 	  buildah build --platform linux/amd64,linux/arm64 --manifest sftriage-$$image --target $$image $(ARGS) . && \
 	  buildah manifest push --all sftriage-$$image oci-archive:dist/sftriage-$$image.tar || exit 1; done
 
+# The documentation as a site in build/site; broken links are errors. Then a browser looks at each page.
+site: $(VENV)/site/.installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)/site/bin/mkdocs build
+	$(BIN)/python -m pytest $(SITE) $(ARGS)
+
+# The reports and pictures of docs/gallery.md, of real jobs that run for some four minutes; root for one on three hosts.
+gallery: $(VENV)/.dev
+	$(BIN)/python -m docs.gallery
+
 check: lint types imports house golden
 
 lint: $(VENV)/.dev
@@ -198,11 +210,21 @@ $(VENV)/openers/.installed: $(VENV)/.dev tests/integration/openers/requirements.
 	$(VENV)/openers/bin/python -m pip install --quiet --no-deps --requirement tests/integration/openers/requirements.txt
 	touch $@
 
-# It has torch, and all else, from the environment around it.
+# An environment that has torch, and all else, from the one around it.
+define INSIDE
+$(PYTHON) -m venv $(@D)
+$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
+  > "$$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/around.pth"
+endef
+
+$(VENV)/site/.installed: $(VENV)/.dev pyproject.toml constraints.txt
+	@echo "Installing what builds the documentation site into $(VENV)/site (once)"
+	$(INSIDE)
+	$(BIN)/python -m pip --python $(VENV)/site/bin/python install --quiet --constraint constraints.txt --group docs
+	touch $@
+
 $(VENV)/frameworks/.installed: $(VENV)/.dev tests/frameworks/requirements.txt
 	@echo "Installing training frameworks and experiment trackers into $(VENV)/frameworks (once)"
-	$(PYTHON) -m venv $(VENV)/frameworks
-	$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
-	  > "$$($(VENV)/frameworks/bin/python -c 'import site; print(site.getsitepackages()[0])')/around.pth"
+	$(INSIDE)
 	$(VENV)/frameworks/bin/python -m pip install --quiet --no-deps --requirement tests/frameworks/requirements.txt
 	touch $@
