@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 PAGE = (ROOT / "docs" / "laptop.md").read_text(encoding="utf-8")
 
 
-def test_the_commands_of_the_laptop_page_find_the_slow_line_and_see_it_mended(environment, tmp_path):
+def test_the_commands_of_the_laptop_page_find_the_slow_line_until_it_is_mended(environment, tmp_path):
     # GIVEN the page's script, and its commands in their order
     (script,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "train.py").write_text(script, encoding="utf-8")
@@ -34,6 +34,6 @@ def test_the_commands_of_the_laptop_page_find_the_slow_line_and_see_it_mended(en
     assert line[0] in " ".join(PAGE.split())
     assert "time.sleep at train.py" in read
     assert line[0].partition(": ")[2] in (tmp_path / "report.html").read_text(encoding="utf-8")
-    mend = "Rank 1 in data is mended since run"
-    assert mend in PAGE
-    assert mend in mended
+    # AND no longer, once it is mended (what that won, a busy machine may hide: see test_promises.py)
+    assert "time.sleep" not in mended
+    assert "Rank 1 is slow in data" not in mended
