@@ -24,7 +24,12 @@ from sftriage.sinks.metrics import METRICS
 from sftriage.traces.manifest import manifest_schema
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", *(f"examples/{path.name}" for path in (ROOT / "examples").glob("*.*")))
+OUTSIDE = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    *(f"examples/{path.name}" for path in (ROOT / "examples").glob("*.*")),
+)
 MODULES = ("sftriage.testing", "sftriage.integrations", "sftriage.integrations.accelerate")
 """Public modules beside `sftriage` itself that import without a framework."""
 
@@ -32,7 +37,7 @@ MODULES = ("sftriage.testing", "sftriage.integrations", "sftriage.integrations.a
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is not in docs/: the README as the home page, examples, generated pages."""
     pages = {
-        "README.md": (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/", "]("),
+        "README.md": (ROOT / "README.md").read_text(encoding="utf-8"),
         "reference/cli.md": commands(),
         "reference/metrics.md": metrics(),
         "reference/api.md": api(),
@@ -51,7 +56,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """What a code host reads otherwise: links that leave docs/, and blocks in a list, which take four spaces here."""
     prose_and_code = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)
     prose_and_code[::2] = [re.sub(r"^ {2,3}(?=\S)", "    ", part, flags=re.MULTILINE) for part in prose_and_code[::2]]
-    return re.sub(r"\]\(\.\./(?=README|CHANGELOG|CONTRIBUTING|examples/)", "](", "".join(prose_and_code))
+    return re.sub(
+        r"\]\((docs/|\.\./(?=README|CHANGELOG|CONTRIBUTING|SECURITY|examples/))", "](", "".join(prose_and_code)
+    )
 
 
 def commands() -> str:
