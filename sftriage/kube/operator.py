@@ -50,6 +50,8 @@ from sftriage.words.kube import removal_sentence
 
 RETRY_S = 15.0
 """Delay until an unreachable store is tried again."""
+FRESH_S, AGAIN_S = 60.0, 10.0
+"""While a trace is this new, its controller may add what was found in it, and so write it again: look a second time."""
 
 
 def remove_trace(
@@ -70,6 +72,9 @@ def remove_trace(
         code = "gone" if not names else "pinned" if PIN_NAME in names else "removed"
         if code == "removed":
             store.remove(stored.reference)
+            since = condition(body, "Stored")
+            if since is not None and now_s < seconds_of(since.lastTransitionTime) + FRESH_S:
+                return Removal(removal_sentence("again", place=stored.store), wait_s=AGAIN_S)
     except (UsageError, InputError, StoreError) as error:
         words = removal_sentence("unreachable", place=stored.store, problem=str(error))
         return Removal(words, wait_s=RETRY_S)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,24 @@ def test_a_trace_is_deleted_completely_and_only_once(traces):
     assert files(traces) == []
     # WHEN the operator was killed before the object went THEN the next one releases it
     assert removal_of(traces, traces.place)[:2] == ("release", "Its trace is no longer in {place}.")
+
+
+@pytest.mark.parametrize(("age_s", "action"), [(operator.FRESH_S - 1, "wait"), (operator.FRESH_S + 1, "release")])
+def test_a_new_trace_that_comes_back_is_deleted_again(traces, age_s, action):
+    """GIVEN a trace that its controller may be completing THEN the object stays until the trace stays away"""
+    body, kept = deleted(traces.place), {path: path.read_bytes() for path in files(traces)}
+    since = datetime.fromtimestamp(NOW_S - age_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    stored = {"type": "Stored", "status": "True", "reason": "Stored", "message": "x", "lastTransitionTime": since}
+    body["status"]["conditions"] = [stored]
+    for _ in range(2):
+        found = remove_trace(body, [traces.place], NOW_S)
+        assert ("wait" if found.wait_s else "release") == action
+        assert files(traces) == []
+        for path, data in kept.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    traces.remove(REFERENCE)
+    assert remove_trace(body, [traces.place], NOW_S).wait_s == 0
 
 
 def test_the_rest_of_an_interrupted_removal_is_deleted(traces):
