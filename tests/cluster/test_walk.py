@@ -69,8 +69,12 @@ def test_job(sample):
     name = ("tracecapture", found["metadata"]["name"])
     read = sample.until(lambda: sample.cluster.get(*name, namespace=TEAM)["status"].get("reproduced"))
     assert read == "yes"
-    events = [each["message"] for each in sample.get("events") if each["reason"] == "CaptureStored"]
-    assert any("kubectl sftriage get" in each for each in events)
+    sample.until(
+        lambda: any(
+            each["reason"] == "CaptureStored" and "kubectl sftriage get" in each["message"]
+            for each in sample.get("events")
+        )
+    )
     trains_on(sample)
 
 
