@@ -101,7 +101,7 @@ class HostCaptures:
         files = {artefact.name: self.local.file(capture_id, artefact.name) for artefact in manifest.artefacts}
         here = {name: path for name, path in files.items() if path.exists()}
         if len(here) < len(files) and "" != run.run_id != manifest.run:
-            raise StoredBeforeError(f"its trace is in the store, as that of the earlier run {manifest.run}")
+            raise StoredBeforeError(f"its trace is in the store, under the earlier run {manifest.run}")
         named = manifest.model_copy(update={"job": run.job or manifest.job, "run": run.run_id or manifest.run})
         if named != manifest:
             write_atomically(self.local.file(capture_id, MANIFEST_NAME), named.to_json().decode())

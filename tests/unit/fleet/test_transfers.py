@@ -107,7 +107,7 @@ def test_with_nothing_to_be_kept_here_a_host_keeps_what_is_in_the_store_nowhere_
     assert host.manifest("c-1", name)[1] == {}
     # AND WHEN the next run of the job orders it again THEN it learns where it is, and nothing changes
     for _ in range(2):
-        with pytest.raises(StoredBeforeError, match="in the store, as that of the earlier run run-7"):
+        with pytest.raises(StoredBeforeError, match="in the store, under the earlier run run-7"):
             host.manifest("c-1", RunName("job", "run-8", name.store))
     assert host.manifest("c-1", name)[1] == {}
 
