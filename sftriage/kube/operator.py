@@ -51,7 +51,7 @@ from sftriage.words.kube import removal_sentence
 RETRY_S = 15.0
 """Delay until an unreachable store is tried again."""
 FRESH_S, AGAIN_S = 60.0, 10.0
-"""While a trace is this new, its controller may add what was found in it, and so write it again: look a second time."""
+"""Its controller may rewrite a trace this new to add the cause: delete it, and check again after this pause."""
 
 
 def remove_trace(

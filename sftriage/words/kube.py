@@ -78,7 +78,7 @@ REMOVAL: Mapping[str, str] = {
     "pinned": "Its trace in {place} is pinned and stays.",
     "gone": "Its trace is no longer in {place}.",
     "removed": "Its trace in {place} is deleted.",
-    "again": "Its trace in {place} is deleted. It was new, so sftriage looks again whether it stays away.",
+    "again": "Its trace in {place} is deleted. It was new, so sftriage checks again that it stays away.",
     "running": "The capture has not ended: a trace stored later would stay. Waiting at most {wait_s:.0f} s.",
     "unfinished": "It never reported a stored trace.",
     "unreadable": "Its status does not show where its trace is: {problem}",
