@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from sftriage.kube.jobs import JobRef
 
 POLL_S, HUB_CHECK_S = 0.5, 5.0
-END_S = 50.0
-"""How long controllers may take to end; a pod has 60 s."""
+CAPTURES_S, END_S = 60.0, 80.0
+"""How long controllers may take to end, and the captures in progress of that; a pod has 90 s."""
 SHOWN_S = 10.0
 """Time to write the final state into the cluster."""
 KEPT_RUNS = 3
@@ -234,7 +234,7 @@ def _watch(place: NamespaceSettings, job: JobRef) -> None:
         mirror.follow(watched.directory)
         output.say_begun("took over the job" if resumes else "waiting for the job", watched)
         with contextlib.closing(watched):
-            if not watched.watch(output.say, lambda: notes.last_signal):
+            if not watched.watch(output.say, lambda: notes.last_signal, CAPTURES_S):
                 break
         output.finish(watched)
     mirror.finish(SHOWN_S)

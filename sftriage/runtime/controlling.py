@@ -257,11 +257,17 @@ class JobController(WatchedRun):
             self._triage.restarts = self._restarts
             held.pop_all()
 
-    def watch(self, show: Callable[[str], None], ending_signal: Callable[[], int | None] = lambda: None) -> bool:
+    def watch(
+        self,
+        show: Callable[[str], None],
+        ending_signal: Callable[[], int | None] = lambda: None,
+        drain_s: float | None = None,
+    ) -> bool:
         """Triage the job to its end on all of its hosts; whether it was watched to its end.
 
         ``show`` prints a line about the hosts, ``ending_signal`` returns the signal that ends this process. SIGTERM
-        also ends the hosts, so this waits for them for a while. UsageError if another controller has taken over.
+        also ends the hosts, so this waits for them for a while; with ``drain_s`` it ends this process alone, which
+        waits at most that long for captures in progress. UsageError if another controller has taken over.
         """
         gc.set_threshold(*COLLECTED)
         remember(self.directory)
@@ -271,7 +277,10 @@ class JobController(WatchedRun):
         while over_since_s is None or time.monotonic() < min(over_since_s + OVER_S, self._deadline_s):
             time.sleep(POLL_S)
             if (signum := ending_signal()) is not None:
-                self._deadline_s = min(self._deadline_s, time.monotonic() + SOON_S)
+                if drain_s is not None:
+                    self._triage.drain(drain_s)
+                left_s = SOON_S if drain_s is None else 0.0
+                self._deadline_s = min(self._deadline_s, time.monotonic() + left_s)
             if not self._fleet.over and (time.monotonic() > self._deadline_s or signum not in (None, signal.SIGTERM)):
                 if any(host.ends is not None for host in self._fleet.hosts.values()):
                     # (by what is known: no controller may follow, as where a host of the job has died)

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import socket
+import threading
 import time
 import traceback
 from collections import deque
@@ -122,7 +123,8 @@ class Triage:
         self._reads, self._read_s, self._reads_s = True, -TIDY_S, reads_s
         # The last state of the ranks.
         self._job: JobStatus | None = None
-        self.trainers_alive = self._ended = False
+        self.trainers_alive = self._ended = self._draining = False
+        self._drained = threading.Event()
         # Which rank went first in attempts that were restarted, each once.
         self.restarts: Callable[[], Iterable[JobBroken]] = tuple
         self._loop = Loop("triage", self._turn_in_time, POLL_S, failing="a turn of triage failed")
@@ -153,6 +155,11 @@ class Triage:
             late = CaptureResult(wanted.capture_id, wanted.rank, "expired", "no answer by the end of the job")
             self._take_report(Report(late))
         self._failures.report()
+
+    def drain(self, patience_s: float) -> None:
+        """Order no more captures, and wait for those in progress: no triage that knows them may follow."""
+        self._draining = True
+        self._drained.wait(patience_s)
 
     def judge_ends(self, broken: Callable[[], Iterable[JobBroken]]) -> None:
         """Record which rank went first; no turn follows but those of `finish`."""
@@ -246,6 +253,8 @@ class Triage:
             ("publishing the state of the job", self._publish_state),
         ):
             self._failures.run(part, act)
+        if self._draining and not (*self._captures.unended, *self._hangs.unended):
+            self._drained.set()
 
     def _take_reports(self) -> None:
         self._reports += self._fleet.reports()
@@ -255,7 +264,8 @@ class Triage:
             return False
         self._read_s = time.monotonic()
         hold = bool(self._reports or self._captures.unended)
-        for window in self._assembly.add(self._fleet.rows(), ended=self._ended, hold=hold):
+        windows = self._assembly.add(self._fleet.rows(), ended=self._ended, hold=hold)
+        for window in () if self._draining else windows:
             # A window that cannot be judged must not stop the others.
             self._failures.run("judging a window", partial(self._take, window))
         return True
@@ -279,7 +289,7 @@ class Triage:
     def _check_stall(self) -> bool:
         now_s = self._now_s()
         every_s = max(SHOW_S, min(self._check_took_s / CHECK_SHARE, CHECK_S))
-        if not self._ended and self._checked_s <= now_s < self._checked_s + every_s:
+        if self._draining or (not self._ended and self._checked_s <= now_s < self._checked_s + every_s):
             return False
         began_s = time.thread_time()
         self._checked_s, self._job = now_s, None
@@ -323,6 +333,8 @@ class Triage:
         return bool(found or checked)
 
     def _take_requests(self) -> None:
+        if self._draining:
+            return
         for request, job in self._manual.due(self._fleet.statuses, self._now_s(), ended=self._ended):
             if not self._controller.answered(request):
                 self._order(self._controller.decide_request(request, job, time.time()))

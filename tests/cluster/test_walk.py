@@ -154,9 +154,28 @@ def test_upgrade(cluster, store, tmp_path):
         install(cluster, store, checkout)
         with Sample.running(cluster, store, f"{TEAM}-before", LONG) as sample:
             sample.until(lambda: requested(sample, store, tmp_path))
-            stays(sample, store, tmp_path, lambda: install(cluster, store))
+            stays(sample, store, tmp_path, lambda: upgrade(sample, store))
             # AND back again
             stays(sample, store, tmp_path, lambda: install(cluster, store, checkout))
+
+
+def upgrade(sample: Sample, store: Store) -> None:
+    """Upgrade, and wait for the job's new controllers: the old ones may not finish a capture."""
+    cluster = sample.cluster
+    install(cluster, store)
+    (operator,) = (each for each in deployments(cluster) if each["metadata"]["name"] == "sftriage-operator")
+    sample.until(lambda: all(is_ready(each, image_of(operator)) for each in sample.controllers))
+
+
+def is_ready(deployed: Any, image: str) -> bool:
+    """Whether all pods of a deployment have this image, and are ready."""
+    status, known = deployed["status"], deployed["metadata"]["generation"]
+    current = status.get("observedGeneration") == known and status.get("updatedReplicas") == status.get("readyReplicas")
+    return image_of(deployed) == image and current and status.get("replicas") == deployed["spec"]["replicas"]
+
+
+def image_of(deployed: Any) -> str:
+    return str(deployed["spec"]["template"]["spec"]["containers"][0]["image"])
 
 
 def stays(sample: Sample, store: Store, home: Path, change: Callable[[], None]) -> None:

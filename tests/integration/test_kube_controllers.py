@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -214,6 +215,31 @@ def test_a_slow_rank_becomes_a_capture_and_a_report_of_the_cluster(job):
     controller.terminate()
     assert controller.wait(DEADLINE_S) == 0, job.said
     assert "Traceback" not in job.said
+
+
+def test_a_replaced_controller_loses_no_capture(job):
+    """GIVEN a capture in progress WHEN the pod ends, and its runs go with it THEN the trace has its object."""
+    controller, _ = job.start_controller(), job.start_agent()
+    trainers = job.start_trainers()
+    wait_until(lambda: job.report().get("windows"))
+    job.ask("look", rank=0, profiler="stacks", steps=300)
+    wait_until(lambda: state_of(job, "look") == "running")
+    controller.terminate()
+    # AND what a person asks for meanwhile waits for the next controller
+    job.ask("later", rank=0, profiler="stacks", steps=2)
+    assert controller.wait(DEADLINE_S) == 0, job.said
+    assert state_of(job, "look") == "stored", job.said
+    assert state_of(job, "later") in ("", "requested")
+    shutil.rmtree(job.folder / "runs")
+    job.start_controller()
+    wait_until(lambda: state_of(job, "later") == "stored")
+    job.release.touch()
+    assert trainers.wait(DEADLINE_S) == 0
+
+    def references() -> list[str]:
+        return sorted(each["status"]["stored"]["reference"] for each in job.captures() if "stored" in each["status"])
+
+    wait_until(lambda: references() == sorted(RemoteStore.open(str(job.store)).ids()))
 
 
 def shared_hub(folder: Path, namespace: str, held: contextlib.ExitStack) -> str:
