@@ -141,6 +141,10 @@ class Controller:
     def take(self, window: Window, now_s: float, spans: Mapping[int, events.Span] | None = None) -> events.WindowJudged:
         """Judge a window, decide, and record both; ``spans`` has start and end of each of its steps."""
         self._follow(now_s)
+        if spans and self._state.started_s is None:
+            # (a run that begins in the middle of a job is charged for all captures in the steps that it takes)
+            first_s = min(span.start_ns for span in spans.values()) / 1e9
+            self._remember(replace(self._state, started_s=min(first_s, now_s)))
         self._publish(events.WindowObserved(window, spans or {}))
         self.costs = self._ledgers[window.attempt].add(window, now_s)
         for cost in self.costs:

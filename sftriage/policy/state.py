@@ -204,7 +204,7 @@ class State:
         notified_s: by rule and suspect, when notifications were last due.
         streak: the suspect of the last window, if a rule waits for it to last.
         largest_gain_s: the largest gain for which a capture was requested, in seconds per step.
-        started_s: time of the first decision.
+        started_s: when the first step of the run began, or the time of the first decision.
         spent_s: what captures have cost the job.
     """
 

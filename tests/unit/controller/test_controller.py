@@ -10,7 +10,7 @@ from sftriage.controller.controller import Controller, settings_of
 from sftriage.errors import InputError
 from sftriage.mitigate.switching import Request, SwitchStatus
 from sftriage.model.captures import CaptureResult, Reproduced
-from sftriage.model.events import RemedyChanged
+from sftriage.model.events import RemedyChanged, Span
 from sftriage.model.verdicts import Settings
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema, Window
 from sftriage.policy.schema import Detection
@@ -51,6 +51,14 @@ def test_a_suspect_leads_to_a_capture_of_its_rank_linked_to_its_window(start):
     assert (judged.decision.outcome, request.rank, request.steps) == ("capture", 2, 3)
     trigger = controller.trigger_of(request.capture_id)
     assert (trigger.first_step, trigger.last_step, trigger.stage, trigger.ranks) == (20, 39, "data", (2,))
+
+
+def test_a_budget_counts_from_the_first_step_of_the_run(start):
+    """GIVEN a job of 100 s WHEN a new run takes its steps, and their captures' costs THEN the budget is of 100 s."""
+    controller = start(overhead_budget="5%")
+    controller.take(window(0), 1000.0, {0: Span(900 * 10**9, 901 * 10**9)})
+    controller.take(window(20), 1001.0, {20: Span(920 * 10**9, 921 * 10**9)})
+    assert controller.budget(1000.0) == (0.0, pytest.approx(5.0))
 
 
 def test_a_restart_keeps_cooldowns_and_running_captures(start):
