@@ -19,13 +19,16 @@ def test_the_images_are_unprivileged_and_have_nothing_of_the_build():
         for each in text.split("\nFROM ")[1:]
     }
     assert stages["base"] == [
-        "${BASE} AS base",
+        "--platform=$TARGETPLATFORM ${BASE} AS base",
         "ENV PATH=/opt/sftriage/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1",
         "WORKDIR /",
         "USER 65532:65532",
         'ENTRYPOINT ["sftriage"]',
     ]
+    # AND what runs in a build is of the machine that builds
+    assert stages["wheel"][0] == "--platform=$BUILDPLATFORM ${BASE} AS wheel"
     for name in ("agent", "operator"):
+        assert stages[f"{name}-venv"][0] == f"wheel AS {name}-venv"
         copied = f"COPY --from={name}-venv /opt/sftriage /opt/sftriage"
         assert stages[name] == [f"base AS {name}", copied]
     # AND the one that is built by default comes last, on a base that is pinned
