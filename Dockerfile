@@ -32,7 +32,7 @@ RUN /tools/bin/python release/image.py /wheels/*.whl agent /opt/sftriage && \
       -o -path '*/pygments/lexers/*.py' ! -regex '.*/(__init__|_mapping|python|special)\.py' \) -exec rm -r {} +
 
 # Nothing is written outside of volumes, whatever the user.
-# hadolint ignore=DL3065 # buildah before 1.31 takes the first stage's platform otherwise
+# hadolint ignore=DL3065 # Debian 12's buildah takes the first stage's otherwise
 FROM --platform=$TARGETPLATFORM ${BASE} AS base
 ENV PATH=/opt/sftriage/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 WORKDIR /

@@ -138,11 +138,12 @@ audit: $(VENV)/release/.installed
 licences: $(VENV)/.dev
 	$(BIN)/python release/licences.py
 
-# Both images, as archives of both architectures in dist/: needs buildah, and QEMU's handlers for the other architecture.
+# Both images, as archives of both architectures in dist/: needs buildah (Debian 12's has to be told its platform).
 images:
 	mkdir -p dist
 	for image in operator agent; do \
-	  buildah build --platform linux/amd64,linux/arm64 --manifest sftriage-$$image --target $$image $(ARGS) . && \
+	  buildah build --platform linux/amd64,linux/arm64 --manifest sftriage-$$image --target $$image \
+	    --build-arg BUILDPLATFORM=linux/$$(buildah info --format '{{.host.arch}}') $(ARGS) . && \
 	  buildah manifest push --all sftriage-$$image oci-archive:dist/sftriage-$$image.tar || exit 1; done
 
 # The documentation as a site in build/site; broken links are errors. Then a browser looks at each page.

@@ -1,9 +1,8 @@
 """Installs sftriage for an image, also for one of another architecture than this machine's: what the Dockerfile runs.
 
-Only this machine's programs run. Every package is one whose hash release/locked.txt has.
+Usage: image.py WHEEL EXTRAS TO. Only this machine's programs run. The hash of every package is in release/locked.txt.
 """
 
-import argparse
 import json
 import re
 import subprocess
@@ -17,17 +16,11 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("wheel", type=Path, help="wheel of sftriage for the image's architecture")
-    parser.add_argument("extras", help="its extras, with commas between them")
-    parser.add_argument("to", type=Path, help="virtual environment to make")
-    options = parser.parse_args()
-    wheel, to = options.wheel, options.to
+def main(wheel: Path, extras: str, to: Path) -> None:
+    """Make a virtual environment with a wheel of sftriage and what it needs with these extras, for its architecture."""
     venv.create(to, symlinks=True)
-    python = f"{to}/bin/python"
-    (site,) = to.glob("lib/python3*/site-packages")
-    requirements = f"{locked(options.extras)}\n{wheel} --hash=sha256:{sha256(wheel.read_bytes()).hexdigest()}\n"
+    python, (site,) = f"{to}/bin/python", to.glob("lib/python3*/site-packages")
+    requirements = f"{locked(extras)}\n{wheel} --hash=sha256:{sha256(wheel.read_bytes()).hexdigest()}\n"
     machine = wheel.stem.partition("manylinux_2_17_")[2]
     # (the newest first, as pip prefers them on such a machine)
     platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(36, 4, -1)]
@@ -40,19 +33,21 @@ def main() -> None:
         script.rename(to / "bin" / script.name)
     (site / "bin").rmdir()
     # (a library that auditwheel has laid out would be damaged)
-    libraries = [path for path in site.rglob("*.so") if not path.parent.name.endswith(".libs")]
-    run("strip", "--strip-unneeded", f"{to}/bin/py-spy", *map(str, libraries))
+    libraries = [str(path) for path in site.rglob("*.so") if not path.parent.name.endswith(".libs")]
+    run("strip", "--strip-unneeded", f"{to}/bin/py-spy", *libraries)
     sbom = f"{to}/sbom.cdx.json"
     run(f"{sys.prefix}/bin/cyclonedx-py", "environment", python, "--output-reproducible", "-o", sbom)
 
 
 def locked(extras: str) -> str:
-    """What release/locked.txt has of all that sftriage needs with these extras."""
+    """What release/locked.txt has of all that these extras need, for pip takes no hashes from constraints."""
     resolve = ("install", "--dry-run", "--ignore-installed", "--report=-", f"--constraint={ROOT / 'constraints.txt'}")
-    found = json.loads(pip(*resolve, f"{ROOT}[{extras}]"))
-    names = {canonicalize_name(each["metadata"]["name"]) for each in found["install"]}
+    found = json.loads(pip(*resolve, f"{ROOT}[{extras}]"))["install"]
+    names = {canonicalize_name(each["metadata"]["name"]) for each in found} - {"sftriage"}
     every = re.split(r"\n(?=\S)", (ROOT / "release/locked.txt").read_text())
-    return "\n".join(each for each in every if each.partition("==")[0] in names)
+    needed = [each for each in every if each.partition("==")[0] in names]
+    assert names == {each.partition("==")[0] for each in needed}, f"not in release/locked.txt: one of {names}"
+    return "\n".join(needed)
 
 
 def pip(*arguments: str, given: str = "") -> str:
@@ -65,4 +60,4 @@ def run(*command: str, given: str = "") -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
