@@ -28,7 +28,7 @@ FROM wheel AS agent-venv
 # Of the packages stays what an agent may import, and no byte code: a start takes 0.8 s longer.
 RUN /tools/bin/python release/image.py /wheels/*.whl agent /opt/sftriage && \
     find /opt/sftriage/lib -depth -regextype egrep \( -regex '.*/(tests|f2py|distutils|pydantic/v1|.*\.(pyi|pxd|h|a))' \
-      -o -regex '.*/numpy/(fft|ma|polynomial|random|testing|_core/_.*(simd|tests)\..*)' \
+      -o -regex '.*/numpy/(fft|polynomial|random|testing|_core/_.*(simd|tests)\..*)' \
       -o -path '*/pygments/lexers/*.py' ! -regex '.*/(__init__|_mapping|python|special)\.py' \) -exec rm -r {} +
 
 # Nothing is written outside of volumes, whatever the user.
