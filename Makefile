@@ -142,6 +142,7 @@ licences: $(VENV)/.dev
 images:
 	mkdir -p dist
 	for image in operator agent; do \
+	  buildah manifest rm sftriage-$$image 2> /dev/null; \
 	  buildah build --platform linux/amd64,linux/arm64 --manifest sftriage-$$image --target $$image \
 	    --build-arg BUILDPLATFORM=linux/$$(buildah info --format '{{.host.arch}}') $(ARGS) . && \
 	  buildah manifest push --all sftriage-$$image oci-archive:dist/sftriage-$$image.tar || exit 1; done
