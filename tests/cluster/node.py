@@ -28,7 +28,7 @@ PARTS = ("sftriage-certificates", "sftriage-webhook", "sftriage-operator")
 RUNNING = "SFTRIAGE_TEST_CLUSTER_STATE"
 """The variable that names the folder of a cluster that runs already (`up DEST STATE`): tests leave it running."""
 _IN_IMAGE = (
-    *("Dockerfile", ".dockerignore", "pyproject.toml", "constraints.txt", "hatch_build.py"),
+    *("Dockerfile", ".dockerignore", "pyproject.toml", "constraints.txt", "hatch_build.py", "release"),
     *("README.md", "LICENSE", "sftriage", "k8s/crds", "policies"),
 )
 _KEPT = 8
