@@ -114,10 +114,9 @@ def jobs(tmp_path: Path, environment: dict[str, str], *options: str) -> Iterator
 
     def start(*launcher: object) -> Job:
         release = tmp_path / "release"
-        # (nsys is started where a rank's interpreter is)
-        forked = not (options or launcher)
         command = ["run", *options, "--policy", policy, "--out", tmp_path / "run", "--"]
-        command += [*(FORKED if forked else TORCHRUN), 2, *launcher, SLOW_DATA, release]
+        # (nsys is started where a rank's interpreter is)
+        command += [*(TORCHRUN if options else FORKED), 2, *launcher, SLOW_DATA, release]
         # (a file: a pipe would fill up, for what goes on without us writes into it too)
         with (tmp_path / "output").open("wb") as output:
             process = sftriage_process(*command, env=environment, stdout=output, stderr=output)

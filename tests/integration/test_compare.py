@@ -25,4 +25,4 @@ def test_a_job_that_fails_is_reported_with_its_last_lines(tmp_path):
     # GIVEN a fault with a period of no steps
     plan = Plan("bare", "", STEPS, seed=1, onset=0, rank=0, stage="data", every=0)
     with pytest.raises(RowFailedError, match=r"torch\.distributed\.run .*: status 1\n"):
-        watch("bare", plan, 2, tmp_path / "job", Path(sys.executable))
+        watch("bare", plan, 1, tmp_path / "job", Path(sys.executable))

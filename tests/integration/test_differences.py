@@ -96,7 +96,8 @@ def test_ranks_of_two_hosts_are_compared_over_the_hub(tmp_path, environment):
     (tmp_path / "policy.yaml").write_text(CAPTURE, encoding="utf-8")
     script, run = (UNLIKE, tmp_path / "release", "threads"), tmp_path / "run"
     with two_hosts() as hosts:
-        hosts.torchrun(tmp_path, environment, ("--job-id", f"job/{os.getpid()}"), *script, ranks=2, port=29513)
+        options = "--job-id", f"job/{os.getpid()}"
+        hosts.torchrun(tmp_path, environment, options, *script, ranks=2, port=29513, forked=True)
         try:
             found = wait_until(lambda: on_record(run, "differences"))[0]
         finally:

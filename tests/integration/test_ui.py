@@ -7,8 +7,10 @@ import json
 import re
 import shutil
 import signal
+import subprocess
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,9 @@ from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.golden import runs
 from tests.integration.browsing import PHONE, downloaded, fits_and_can_be_read, live
+from tests.integration.conftest import own_environment
 from tests.integration.killing import attached, jobs
-from tests.integration.processes import DEADLINE_S
+from tests.integration.processes import DEADLINE_S, ended, sftriage_process
 from tests.integration.runs import verdicts
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -47,16 +50,26 @@ def recorded(demonstrated) -> Path:
     return demonstrated.run
 
 
+@pytest.fixture(scope="module")
+def shown(demonstrated, tmp_path_factory) -> Iterator[str]:
+    """Where the page of that run is, served once for all tests that only look at it."""
+    environment = own_environment(tmp_path_factory.mktemp("shown"))
+    options = {"env": environment, "stdout": subprocess.PIPE, "text": True}
+    process = sftriage_process("ui", "--json", "--run", demonstrated.run, **options)
+    with ended(process):
+        yield json.loads(process.stdout.readline())["url"]
+
+
 def onsets_of(run: Path) -> set[str]:
     windows = verdicts(run)
     suspects = (one["suspects"][0] for one in windows if one["suspects"])
     return {str(one["onset_step"]) for one in suspects if (one["rank"], one["stage"]) == (2, "data")}
 
 
-def test_from_the_timeline_to_the_downloaded_file(page, serve, recorded, tmp_path):
+def test_from_the_timeline_to_the_downloaded_file(page, shown, recorded, tmp_path):
     # GIVEN the page about a run in which a rank was captured
     (manifest,) = LocalStore(recorded).manifests().manifests
-    live(page, serve("--run", recorded)[1])
+    live(page, shown)
     # THEN it answers at a glance: not healthy, since when, which rank and stage, the cost, and what was done
     answers = page.inner_text(".answers")
     assert page.inner_text("#headline") == "Slow, captured"
@@ -90,13 +103,13 @@ def test_from_the_timeline_to_the_downloaded_file(page, serve, recorded, tmp_pat
     assert json.loads(gzip.decompress(path.read_bytes()))["distributedInfo"]["rank"] == 2
 
 
-def test_a_trace_is_handed_to_perfetto(page, serve, recorded):
+def test_a_trace_is_handed_to_perfetto(page, shown, recorded):
     # GIVEN a capture's page, and Perfetto's viewer as its documentation has it: it answers PING, and takes a trace
     (manifest,) = LocalStore(recorded).manifests().manifests
     page.context.route(
         "https://ui.perfetto.dev/**", lambda route: route.fulfill(body=PERFETTO, content_type="text/html")
     )
-    page.goto(f"{serve('--run', recorded)[1]}captures/{manifest.capture_id}")
+    page.goto(f"{shown}captures/{manifest.capture_id}")
     # WHEN the trace is opened in it
     with page.expect_popup() as popup:
         page.click("#perfetto")
@@ -136,10 +149,10 @@ def test_the_page_follows_the_run(page, serve, recorded, tmp_path):
     assert page.input_value("input[name=from]") == "17"
 
 
-def test_ages_go_on_without_a_reload(page, serve, recorded):
+def test_ages_go_on_without_a_reload(page, shown):
     # GIVEN the page about a run that has ended
     page.clock.install()
-    page.goto(serve("--run", recorded)[1])
+    page.goto(shown)
     ago = page.locator("#outlook .ago").last
     before = ago.inner_text()
     # WHEN hours pass THEN the page counts them
@@ -166,14 +179,11 @@ def test_a_page_that_waits_for_a_run_shows_it_once_it_is_there(page, serve, reco
     assert err.splitlines() == [f"now shows {tmp_path / 'run'}"]
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_newest_run_is_followed_and_the_others_can_be_chosen(
-    browser, start, recorded, tmp_path, environment, width
-):
+def test_the_newest_run_is_followed_and_the_others_can_be_chosen(browser, start, recorded, tmp_path, environment):
     # GIVEN the page of a machine without runs
     process = start("ui")
     url = process.stdout.readline().strip()
-    page = browser.new_page(viewport={"width": width, "height": 800})
+    page = browser.new_page()
     live(page, url)
     # WHEN runs begin one after the other THEN the page shows each
     for name in ("first", "second"):
@@ -191,8 +201,10 @@ def test_the_newest_run_is_followed_and_the_others_can_be_chosen(
     page.focus("#runs-list summary")
     page.keyboard.press("Enter")
     links = page.locator("#runs-list a")
-    expect(links.nth(2)).to_be_in_viewport(ratio=1)
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        expect(links.nth(2)).to_be_in_viewport(ratio=1)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     links.nth(2).click()
     page.wait_for_url(f"{url}runs/first/")
     live(page)
@@ -236,10 +248,10 @@ def test_an_unwatched_job_is_unknown_until_it_is_taken_over(page, serve, tmp_pat
         assert "Unknown" not in page.inner_text("#headline")
 
 
-def test_it_can_be_used_without_a_pointer(page, serve, recorded):
+def test_it_can_be_used_without_a_pointer(page, shown, recorded):
     judged = verdicts(recorded)
     first_step, last_step = judged[0]["first_step"], judged[-1]["last_step"]
-    live(page, serve("--run", recorded)[1])
+    live(page, shown)
     # GIVEN a user with a keyboard only: the first stop leads past the head of the page
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -276,10 +288,10 @@ def side(page, chart: str) -> float:
     return page.locator(f"#{chart}-cursor .here").bounding_box()["x"]
 
 
-def test_a_capture_and_the_fault_are_drawn_at_their_steps(page, serve, recorded):
+def test_a_capture_and_the_fault_are_drawn_at_their_steps(page, shown, recorded):
     # GIVEN the page about a run in which a rank was captured
     (manifest,) = LocalStore(recorded).manifests().manifests
-    live(page, serve("--run", recorded)[1])
+    live(page, shown)
     # WHEN one points at the capture's mark
     mark, chart = (page.locator(one).bounding_box() for one in (".stack .captured", "#timeline-cursor"))
     page.hover("#timeline-cursor", position={"x": mark["x"] + mark["width"] / 2 - chart["x"], "y": 40})
@@ -291,10 +303,10 @@ def test_a_capture_and_the_fault_are_drawn_at_their_steps(page, serve, recorded)
     assert page.locator(".y-ranks text").all_text_contents() == [f"rank {rank}" for rank in range(4)]
 
 
-def test_the_flame_graph_leads_to_the_line_by_pointer_by_keyboard_and_without_a_script(page, browser, serve, recorded):
+def test_the_flame_graph_leads_to_the_line_by_pointer_by_keyboard_and_without_a_script(page, browser, shown, recorded):
     # GIVEN the page of a capture whose cause is known
     (manifest,) = LocalStore(recorded).manifests().manifests
-    url = f"{serve('--run', recorded)[1]}captures/{manifest.capture_id}"
+    url = f"{shown}captures/{manifest.capture_id}"
     live(page, url)
     # THEN it names the cause, and frames its box
     place = manifest.findings.cause.place
@@ -330,10 +342,10 @@ def test_the_flame_graph_leads_to_the_line_by_pointer_by_keyboard_and_without_a_
 
 @pytest.mark.parametrize("target", ["", "decisions", "captures/{}"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, serve, recorded, target, scheme):
+def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, shown, recorded, target, scheme):
     (manifest,) = LocalStore(recorded).manifests().manifests
     page = browser.new_page(**PHONE, color_scheme=scheme)
-    live(page, serve("--run", recorded)[1] + target.format(manifest.capture_id))
+    live(page, shown + target.format(manifest.capture_id))
     assert fits_and_can_be_read(page)
     page.close()
 

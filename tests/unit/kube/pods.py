@@ -44,7 +44,6 @@ def pod(
 
 
 NEW, SETTINGS = (1, 31), InjectionSettings(image="registry.example.com/sftriage:1")
-JOBSET = {"jobset.sigs.k8s.io/jobset-name": "resnet", "jobset.sigs.k8s.io/replicatedjob-name": "workers"}
 FOLDER = Path(__file__).parents[2] / "golden" / "pods"
 JOBS: dict[str, tuple[dict[str, Any], str | None]] = {
     f"{path.stem}: {name}": (found["pod"], found.get("job"))

@@ -74,9 +74,11 @@ def test_a_sample_has_the_training_threads_line_step_and_stage(sampled, tmp_path
 def test_garbage_that_the_thread_collects_is_counted_and_leaves_no_frame_of_ours(tmp_path):
     # GIVEN a thread that collects garbage until it was sampled a few times
     gc.collect()  # (a Monitor that another test has left removes its callback when it is collected)
+    gc.freeze()  # (what all tests before have left would be gone through each time)
     callbacks, objects = list(gc.callbacks), [[number] for number in range(200_000)]
     # WHEN what was sampled is kept THEN the time is counted, and grows
     read = Sampled(30).run(lambda made: made.until_there(gc.collect)).keep(tmp_path)
+    gc.unfreeze()
     collected_ns = read.training.used_N["collected_ns"]
     assert list(collected_ns) == sorted(collected_ns)
     assert 0 < collected_ns[-1] <= read.time_ns_N[-1] - read.time_ns_N[0] + 10**10
