@@ -50,8 +50,8 @@ from sftriage.words.kube import removal_sentence
 
 RETRY_S = 15.0
 """Delay until an unreachable store is tried again."""
-FRESH_S, AGAIN_S = 60.0, 10.0
-"""Its controller may rewrite a trace this new to add the cause: delete it, and check again after this pause."""
+FRESH_S, AGAIN_S = 60.0, 2.0
+"""Its controller may be adding the cause to a trace this new: delete it, and check again after this pause."""
 
 
 def remove_trace(

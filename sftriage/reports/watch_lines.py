@@ -52,7 +52,13 @@ _STATE_STYLES = {
     "stored": "green",
     **dict.fromkeys(("failed", "refused", "expired", "damaged"), "red"),
 }
-_UPLOADS = {"waiting": "to be uploaded", "uploading": "uploading", "stored": "uploaded", "failed": "upload failed"}
+_UPLOADS = {
+    "waiting": "to be uploaded",
+    "uploading": "uploading",
+    "stored": "uploaded",
+    "failed": "upload failed",
+    "removed": "removed from the store",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def upload_words(upload: Upload) -> str:
         return f"stored in {upload.url}, verified {upload.verified_at:%Y-%m-%d %H:%M:%S} UTC"
     if upload.state == "failed":
         return f"failed: {upload.reason}"
-    return f"{upload.state}: to {upload.url}"
+    return f"{upload.state}: {'from' if upload.state == 'removed' else 'to'} {upload.url}"
 
 
 StoredState: TypeAlias = "tuple[Manifest | None, StoreCondition | None]"

@@ -101,7 +101,7 @@ class CaptureShelf:
             elif url is not None:
                 found[name] = Upload(url=url, state="waiting")
         self._sent = {name: known for name, known in self._sent.items() if name in found}
-        if all(upload.state == "stored" for upload in found.values()):
+        if all(upload.state in ("stored", "removed") for upload in found.values()):
             return found, False
         busy = self._store.busy
         for name, sent in found.items():

@@ -104,7 +104,7 @@ class RunUploads(Sink):
 
     def __init__(self, directory: RunDirectory, info: RunInfo) -> None:
         self._directory, self._info = directory, info
-        self._uploader = uploader_of(directory, info, keep_local=not info.drop_local)
+        self._uploader = uploader_of(directory, info, keep_local=not info.drop_local, resend=False)
 
     def start(self) -> None:
         self._uploader.start()
@@ -189,7 +189,7 @@ def push(path: Path) -> None:
     if info.store is None or path in _behind:
         return
     try:
-        uploader = uploader_of(directory, info, changes_only=True, tries=1)
+        uploader = uploader_of(directory, info, changes_only=True, resend=False, tries=1)
     except UsageError as error:
         problem = str(error)
     else:

@@ -339,11 +339,11 @@ def check_id(capture_id: str) -> str:
     return capture_id
 
 
-UploadState = Literal["waiting", "uploading", "stored", "failed"]
+UploadState = Literal["waiting", "uploading", "stored", "failed", "removed"]
 
 
 class Upload(DocumentModel):
-    """The state of a capture's copy in the store at ``url``; a failed upload is retried.
+    """The state of a capture's copy in the store at ``url``; a failed upload is retried, a removed copy stays away.
 
     ``verified_at`` is when all of the copy was read back and verified; ``manifest_sha256`` and ``pinned`` describe the
     copy.

@@ -45,12 +45,13 @@ class Stopped(Exception):  # noqa: N818  # not an error: the caller wants it
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Sends captures of a run to the store with its copies."""
+    """Sends captures of a run to the store with its copies; with ``resend``, again those that were removed there."""
 
     store: LocalStore
     remote: RemoteStore
     url: str
     report: OnProgress
+    resend: bool = True
 
     def bring(self, capture_id: str, now: datetime, *, changes_only: bool = False) -> bool:
         """Bring the copy of a capture up to date; return whether it is.
@@ -72,12 +73,14 @@ class Sender:
                     "pinned": self.store.file(capture_id, PIN_NAME).exists(),
                 }
             )
-            if noted == target and noted.verified_at is not None:
+            if noted.verified_at is not None and (noted == target or (noted.state == "removed" and not self.resend)):
                 return True
             self.remote.key_of(manifest)  # (raises for a capture of another run)
             if not self.store.note_upload(capture_id, noted.model_copy(update={"state": "uploading", "reason": ""})):
                 return False  # (removed meanwhile)
             names = self.remote.names(capture_id)
+            if noted.verified_at is not None and not names and not self.resend:
+                return self.store.note_upload(capture_id, noted.model_copy(update={"state": "removed"}))
             lies_there = all(names.get(artefact.name) == artefact.size_bytes for artefact in manifest.artefacts)
             if noted.verified_at is not None and not lies_there:
                 # The copy has changed since: verify it again, or send it again.
@@ -178,6 +181,7 @@ class Uploader:
     Args:
         keep_local: keep artefacts here. Otherwise remove them once they are verified there, after `release`.
         changes_only: only update captures that were copied before.
+        resend: send captures again whose whole copy was removed there.
         tries: how many turns in a row may have failures; by default any number.
     """
 
@@ -189,10 +193,11 @@ class Uploader:
         *,
         keep_local: bool = True,
         changes_only: bool = False,
+        resend: bool = True,
         tries: int | None = None,
     ) -> None:
         self._store = LocalStore(root)
-        self._sender = Sender(self._store, remote, url, self._reported)
+        self._sender = Sender(self._store, remote, url, self._reported, resend)
         self._keep_local, self._changes_only, self._tries = keep_local, changes_only, tries
         self._released: set[str] = set()
         self._dropped: set[str] = set()

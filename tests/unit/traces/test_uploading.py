@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.errors import IntegrityError, UsageError
+from sftriage.runs.captures import upload_words
 from sftriage.traces import uploading
 from sftriage.traces.manifest import Findings, Manifest, StageProfile
 from sftriage.traces.remote import RemoteStore
@@ -291,6 +292,21 @@ def test_an_artefact_that_vanishes_there_is_sent_again_or_reported_as_lost(store
     # THEN the one is there again, and the other is reported as lost
     assert [one.capture_id for one in RemoteStore(objects).manifests().manifests] == ["c-1"]
     assert "is neither here nor in s3://bucket" in upload_of(root, "c-2").reason
+
+
+def test_a_copy_that_was_removed_there_is_sent_again_only_on_request(store, put, root, objects):
+    # GIVEN a capture that was there, and was deleted there
+    put("c-1")
+    turned(root, objects)
+    run_of(objects).remove("c-1")
+    # WHEN its cause is added during the run THEN it stays away, and nothing is left to do
+    store.note("c-1", SLEPT)
+    sender = turned(root, objects, resend=False)
+    assert (there(objects), objects.sizes(None), sender.standing.left) == ((), {}, {})
+    assert upload_words(upload_of(root)) == f"removed: from {upload_of(root).url}"
+    # WHEN a person uploads it THEN it is there again
+    turned(root, objects)
+    assert ([one.capture_id for one in there(objects)], upload_of(root).state) == (["c-1"], "stored")
 
 
 def test_what_was_there_once_is_verified_anew_when_it_is_sent_again(store, put, root, objects):
