@@ -335,7 +335,8 @@ def upload_traces(
 ) -> None:
     """Upload the captures of a run that are not in its store yet, each verified by reading it back.
 
-    Intact copies are not sent again, those that were removed there are. Findings, pins and removals since the last upload are sent too.
+    Intact copies are not sent again, those that were removed there are. Findings, pins and removals since the last
+    upload are sent too.
     """
     from sftriage.runtime.copies import follow, uploader_of, what_is_left, with_store
 
