@@ -156,10 +156,10 @@ class Triage:
             self._take_report(Report(late))
         self._failures.report()
 
-    def drain(self, patience_s: float) -> None:
-        """Order no more captures, and wait for those in progress: no triage that knows them may follow."""
+    def drain(self, patience_s: float) -> bool:
+        """Order no more captures: no triage that knows them may follow. Return whether those in progress have ended."""
         self._draining = True
-        self._drained.wait(patience_s)
+        return self._drained.wait(patience_s)
 
     def judge_ends(self, broken: Callable[[], Iterable[JobBroken]]) -> None:
         """Record which rank went first; no turn follows but those of `finish`."""
