@@ -138,7 +138,7 @@ audit: $(VENV)/release/.installed
 licences: $(VENV)/.dev
 	$(BIN)/python release/licences.py
 
-# Both images, as archives of both architectures in dist/: needs buildah (Debian 12's has to be told its platform).
+# Both images, as archives of both architectures in dist/: needs buildah. Debian 12's does not know its own platform.
 images:
 	mkdir -p dist
 	for image in operator agent; do \
