@@ -277,11 +277,10 @@ class JobController(WatchedRun):
         while over_since_s is None or time.monotonic() < min(over_since_s + OVER_S, self._deadline_s):
             time.sleep(POLL_S)
             if (signum := ending_signal()) is not None:
-                left_s = SOON_S if drain_s is None else 0.0
                 until_s = time.monotonic() + (drain_s or 0.0)
                 while time.monotonic() < until_s and not (self._triage.drain(POLL_S) or self._fleet.over):
                     pass
-                self._deadline_s = min(self._deadline_s, time.monotonic() + left_s)
+                self._deadline_s = min(self._deadline_s, time.monotonic() + (SOON_S if drain_s is None else 0.0))
             if not self._fleet.over and (time.monotonic() > self._deadline_s or signum not in (None, signal.SIGTERM)):
                 if any(host.ends is not None for host in self._fleet.hosts.values()):
                     # (by what is known: no controller may follow, as where a host of the job has died)
