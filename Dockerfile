@@ -8,9 +8,9 @@
 # `docker buildx imagetools inspect python:3.12-slim-bookworm`, replace its digest.
 ARG BASE=python:3.12.14-slim-bookworm@sha256:a116514e19457bcb7af7efe9c3dd0b9b71e85b317694e7882a1c52aa15a78134
 
-# All that a build runs is of the machine that builds, whatever the image is for: nothing is emulated.
+# Every stage that runs a program runs on the building machine, whatever the image is for: nothing is emulated.
 FROM --platform=$BUILDPLATFORM ${BASE} AS wheel
-# hadolint ignore=DL3008,DL3009 # nothing of it stays in an image, and a version of it is not kept by Debian for long
+# hadolint ignore=DL3008,DL3009 # no image keeps it, and Debian soon drops a version of it
 RUN apt-get update && apt-get install --yes --no-install-recommends binutils-multiarch
 WORKDIR /src
 COPY release/requirements.txt release/
@@ -25,14 +25,14 @@ RUN /tools/bin/python release/image.py /wheels/*.whl k8s,nats,store,metrics,otel
     /opt/sftriage/bin/python -m compileall -q /opt/sftriage/lib
 
 FROM wheel AS agent-venv
-# Of the packages stays what an agent may import, and no byte code: a start takes 0.8 s longer.
+# Keeps what an agent may import, and no byte code, so that a start takes 0.8 s longer.
 RUN /tools/bin/python release/image.py /wheels/*.whl agent /opt/sftriage && \
     find /opt/sftriage/lib -depth -regextype egrep \( -regex '.*/(tests|f2py|distutils|pydantic/v1|.*\.(pyi|pxd|h|a))' \
       -o -regex '.*/numpy/(fft|polynomial|random|testing|_core/_.*(simd|tests)\..*)' \
       -o -path '*/pygments/lexers/*.py' ! -regex '.*/(__init__|_mapping|python|special)\.py' \) -exec rm -r {} +
 
 # Nothing is written outside of volumes, whatever the user.
-# hadolint ignore=DL3065 # Debian 12's buildah takes the first stage's otherwise
+# hadolint ignore=DL3065 # Debian 12's buildah otherwise uses that of the first stage
 FROM --platform=$TARGETPLATFORM ${BASE} AS base
 ENV PATH=/opt/sftriage/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 WORKDIR /

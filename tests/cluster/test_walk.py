@@ -197,7 +197,7 @@ def requested(sample: Sample, store: Store, home: Path) -> str:
 
 
 def asked(sample: Sample, store: Store, home: Path) -> str:
-    """The same; fails with what the command says."""
+    """The name of a capture that a person's command has waited for; fails with the command's message."""
     why = ("--profiler", "stacks", "--reason", "a look")
     return str(sample.laptop(home, store).json("capture", sample.job, "--rank", 1, *why)["name"])
 

@@ -23,7 +23,7 @@ def test_the_images_are_unprivileged_and_have_nothing_of_the_build():
         "USER 65532:65532",
         'ENTRYPOINT ["sftriage"]',
     ]
-    # AND what runs in a build is of the machine that builds
+    # AND what builds them runs on the building machine
     assert stages["wheel"][0] == "--platform=$BUILDPLATFORM ${BASE} AS wheel"
     for name in ("agent", "operator"):
         assert stages[f"{name}-venv"][0] == f"wheel AS {name}-venv"
